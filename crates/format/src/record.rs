@@ -1,0 +1,460 @@
+//! Values of the directory: JSON, readable with any client, under one prefix per cluster.
+//!
+//! | key | value |
+//! | --- | --- |
+//! | `cluster` | [`ClusterRecord`] |
+//! | `hosts/<host id>` | [`HostRecord`] |
+//! | `policies/<name>` | [`PolicyRecord`] |
+//! | `volumes/<name>` | [`VolumeRecord`] |
+//! | `objects/<object id>` | [`ObjectRecord`] |
+//!
+//! Every record carries `version`; unknown fields are refused, so that an old program never
+//! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
+
+use crate::id::{ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
+use crate::units::{CHUNK, COMPONENT_MAX};
+use serde::{Deserialize, Serialize};
+
+/// The version that this program writes and the only one that it reads.
+pub const RECORD_VERSION: u16 = 1;
+/// The largest value of the directory, in bytes.
+pub const VALUE_MAX: usize = 64 << 10;
+
+/// Keys, in one place.
+pub mod key {
+    use crate::id::{HostId, ObjectId};
+
+    /// Cluster settings.
+    pub const CLUSTER: &str = "cluster";
+    /// Prefix of all hosts.
+    pub const HOSTS: &str = "hosts/";
+    /// Prefix of all policies.
+    pub const POLICIES: &str = "policies/";
+    /// Prefix of all volume names.
+    pub const VOLUMES: &str = "volumes/";
+    /// Prefix of all objects.
+    pub const OBJECTS: &str = "objects/";
+
+    /// One host.
+    pub fn host(id: HostId) -> String {
+        format!("{HOSTS}{id}")
+    }
+    /// One policy.
+    pub fn policy(name: &str) -> String {
+        format!("{POLICIES}{name}")
+    }
+    /// One volume name.
+    pub fn volume(name: &str) -> String {
+        format!("{VOLUMES}{name}")
+    }
+    /// One object.
+    pub fn object(id: ObjectId) -> String {
+        format!("{OBJECTS}{id}")
+    }
+}
+
+/// The cluster itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// Written into every disk label.
+    pub id: ClusterId,
+    /// For people.
+    pub name: String,
+    /// Seconds that a member may be absent before it is rebuilt elsewhere.
+    pub repair_delay_s: u32,
+    /// Floor of the resync rate, in bytes per second and host.
+    pub resync_floor_bytes: u64,
+}
+
+/// One host: who it is, where it listens, what it contributes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// Its id.
+    pub id: HostId,
+    /// For people; unique.
+    pub name: String,
+    /// Two members of one leg are never in the same one.
+    pub fault_domain: String,
+    /// This life of its process.
+    pub incarnation: Incarnation,
+    /// Where peers reach it, first is preferred: `127.0.0.2:8461`.
+    pub peers: Vec<String>,
+    /// Where its REST API is.
+    pub api: String,
+    /// Its disk groups.
+    pub groups: Vec<GroupRecord>,
+    /// Program version.
+    pub release: String,
+}
+
+/// What a disk group is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupShape {
+    /// One device carries both its log and its capacity.
+    SingleTier,
+    /// An SSD carries the log, 1-7 SSDs the capacity.
+    AllFlash,
+}
+
+/// One disk group as the cluster knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRecord {
+    /// Its id.
+    pub id: GroupId,
+    /// Its shape.
+    pub shape: GroupShape,
+    /// Its devices: cache first.
+    pub disks: Vec<DiskRecord>,
+    /// Bytes that components may use in all.
+    pub capacity_bytes: u64,
+    /// False once it has failed: nothing new is placed there, what it held is rebuilt.
+    pub healthy: bool,
+    /// Why, in one sentence, when not healthy.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub failure: String,
+}
+
+/// One labelled device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskRecord {
+    /// The id in its label.
+    pub id: DiskId,
+    /// Where its host finds it.
+    pub path: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// How an object is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Failures of hosts that lose nothing: 0-3.
+    pub failures_to_tolerate: u8,
+    /// How redundancy is made.
+    pub method: Method,
+    /// Legs that a set of strips is spread over: 1-12.
+    pub stripe_width: u8,
+    /// Ceiling in I/Os per second; 0: none.
+    #[serde(default)]
+    pub iops_limit: u32,
+}
+
+/// How redundancy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// `failures_to_tolerate + 1` whole copies.
+    Mirror,
+}
+
+impl Policy {
+    /// The policy of a volume that names none: two copies, one leg.
+    pub const DEFAULT: Self =
+        Self { failures_to_tolerate: 1, method: Method::Mirror, stripe_width: 1, iops_limit: 0 };
+
+    /// Members of each leg.
+    pub fn members(&self) -> usize {
+        usize::from(self.failures_to_tolerate) + 1
+    }
+
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// A sentence that names the field, its value and its range.
+    pub fn check(&self) -> Result<(), String> {
+        if self.failures_to_tolerate > 3 {
+            return Err(format!(
+                "failures_to_tolerate is {}, and must be 0 to 3",
+                self.failures_to_tolerate
+            ));
+        }
+        if !(1..=12).contains(&self.stripe_width) {
+            return Err(format!("stripe_width is {}, and must be 1 to 12", self.stripe_width));
+        }
+        Ok(())
+    }
+}
+
+/// A named policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// For people; unique.
+    pub name: String,
+    /// What it says.
+    pub policy: Policy,
+}
+
+/// A volume: a name for an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// Its object.
+    pub object: ObjectId,
+    /// Name of the policy it was made with.
+    pub policy: String,
+    /// Milliseconds since 1970, for people.
+    pub created_ms: u64,
+}
+
+/// What an object is in the life of its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectState {
+    /// Its components are being made; nobody may open it.
+    Creating,
+    /// In use.
+    #[default]
+    Ready,
+    /// Its name is gone; its components are being deleted.
+    Deleting,
+}
+
+/// The state of one object, changed only by compare-and-swap on the whole record (R12).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// Its id.
+    pub id: ObjectId,
+    /// Name of its volume, for people.
+    pub name: String,
+    /// In the life of its volume.
+    pub state: ObjectState,
+    /// Size in bytes, a multiple of 4 KiB.
+    pub size_bytes: u64,
+    /// How it is kept.
+    pub policy: Policy,
+    /// Counts its owners.
+    pub epoch: Epoch,
+    /// The one host that orders its I/O; none before the first use.
+    pub owner: Option<OwnerRecord>,
+    /// Sequence numbers of this epoch start above; stored before any is used.
+    pub seq_base: Seq,
+    /// Leg `set * stripe_width + column`; see [`ObjectRecord::locate`].
+    pub legs: Vec<LegRecord>,
+    /// Of the transaction that cannot tell its own outcome: R12's second write bumps it.
+    #[serde(default)]
+    pub nonce: u64,
+}
+
+/// The owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnerRecord {
+    /// Its host.
+    pub host: HostId,
+    /// That life of the host (R5).
+    pub incarnation: Incarnation,
+}
+
+/// One leg.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LegRecord {
+    /// Its members; a mirror leg has `failures_to_tolerate + 1`, and one more while a member is
+    /// being replaced.
+    pub members: Vec<MemberRecord>,
+}
+
+/// One member of a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberRecord {
+    /// Its component.
+    pub component: ComponentId,
+    /// Where: the host.
+    pub host: HostId,
+    /// Where: the disk group.
+    pub group: GroupId,
+    /// Its state; the directory alone says who is active (R20).
+    pub state: MemberState,
+}
+
+/// The state of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum MemberState {
+    /// Holds every acknowledged operation.
+    Active,
+    /// Away. It has acknowledged everything at or below `since` (R4).
+    Absent {
+        /// The watermark W when it was dropped.
+        since: Seq,
+        /// Milliseconds since 1970 when it was dropped; starts the repair delay.
+        at_ms: u64,
+        /// Known to be lost: do not wait for the repair delay.
+        #[serde(default)]
+        lost: bool,
+    },
+    /// Receives new operations and is being brought up to date from `from` on.
+    Resyncing {
+        /// What it acknowledged everything below; never rises except by promotion (A2).
+        from: Seq,
+    },
+}
+
+impl MemberState {
+    /// Whether it is [`MemberState::Active`].
+    pub fn is_active(self) -> bool {
+        matches!(self, Self::Active)
+    }
+    /// Whether it is [`MemberState::Resyncing`].
+    pub fn is_resyncing(self) -> bool {
+        matches!(self, Self::Resyncing { .. })
+    }
+}
+
+/// Where a byte of an object lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index of the leg.
+    pub leg: usize,
+    /// Byte offset inside every component of that leg.
+    pub offset: u64,
+}
+
+/// Bytes that one set of `stripe_width` legs can hold.
+pub fn set_bytes(policy: &Policy) -> u64 {
+    COMPONENT_MAX * u64::from(policy.stripe_width)
+}
+
+/// Legs that an object of that size needs.
+pub fn legs_needed(policy: &Policy, size_bytes: u64) -> usize {
+    size_bytes.div_ceil(set_bytes(policy)).max(1) as usize * usize::from(policy.stripe_width)
+}
+
+impl ObjectRecord {
+    /// Where the byte at `offset` lives. Strips of 1 MiB go round the columns of a set; a set
+    /// that is full is followed by the next.
+    ///
+    /// # Panics
+    /// If `offset` is outside the object.
+    pub fn locate(&self, offset: u64) -> Place {
+        assert!(offset < self.size_bytes, "offset {offset} is outside the object");
+        let width = u64::from(self.policy.stripe_width);
+        let set = offset / set_bytes(&self.policy);
+        let within = offset % set_bytes(&self.policy);
+        let strip = within / CHUNK;
+        Place {
+            leg: (set * width + strip % width) as usize,
+            offset: strip / width * CHUNK + within % CHUNK,
+        }
+    }
+
+    /// The inverse of [`ObjectRecord::locate`] for the chunk of a leg: its offset in the object.
+    pub fn object_offset(&self, leg: usize, chunk: u32) -> u64 {
+        let width = u64::from(self.policy.stripe_width);
+        let (set, column) = (leg as u64 / width, leg as u64 % width);
+        set * set_bytes(&self.policy) + (u64::from(chunk) * width + column) * CHUNK
+    }
+
+    /// Chunks of a component of that leg which the object's size reaches.
+    pub fn leg_chunks(&self, leg: usize) -> u32 {
+        let width = u64::from(self.policy.stripe_width);
+        let (set, column) = (leg as u64 / width, leg as u64 % width);
+        let before = (set * set_bytes(&self.policy)).min(self.size_bytes);
+        let here = (self.size_bytes - before).min(set_bytes(&self.policy)).div_ceil(CHUNK);
+        ((here + width - 1 - column) / width) as u32
+    }
+
+    /// Every member with the index of its leg.
+    pub fn members(&self) -> impl Iterator<Item = (usize, &MemberRecord)> {
+        self.legs.iter().enumerate().flat_map(|(i, leg)| leg.members.iter().map(move |m| (i, m)))
+    }
+}
+
+/// Turns a record into the bytes of a directory value.
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records have string keys and no failing serializer")
+}
+
+/// Reads a directory value.
+///
+/// # Errors
+/// A sentence that names the key and what does not fit.
+pub fn decode<T: for<'de> Deserialize<'de>>(key: &str, value: &[u8]) -> Result<T, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u16,
+    }
+    let seen: Versioned = serde_json::from_slice(value)
+        .map_err(|e| format!("directory key '{key}' is not a record: {e}"))?;
+    if seen.version != RECORD_VERSION {
+        return Err(format!(
+            "directory key '{key}' has version {}, this program reads version {RECORD_VERSION}",
+            seen.version
+        ));
+    }
+    serde_json::from_slice(value).map_err(|e| format!("directory key '{key}': {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(width: u8, size_bytes: u64) -> ObjectRecord {
+        let policy = Policy { stripe_width: width, ..Policy::DEFAULT };
+        ObjectRecord {
+            version: RECORD_VERSION,
+            id: ObjectId(1),
+            name: "v".into(),
+            state: ObjectState::Ready,
+            size_bytes,
+            legs: vec![LegRecord { members: vec![] }; legs_needed(&policy, size_bytes)],
+            policy,
+            epoch: Epoch(1),
+            owner: None,
+            seq_base: Seq(0),
+            nonce: 0,
+        }
+    }
+
+    #[test]
+    fn every_strip_has_one_place_and_back() {
+        for (width, size) in [(1, 10 * CHUNK), (3, 7 * CHUNK + 4096), (2, 520 << 30)] {
+            let o = object(width, size);
+            let mut per_leg = vec![0u32; o.legs.len()];
+            let step = if size > 1 << 30 { 97 * CHUNK } else { CHUNK };
+            for offset in (0..size).step_by(step as usize) {
+                let place = o.locate(offset);
+                assert!(place.offset < COMPONENT_MAX);
+                let chunk = (place.offset / CHUNK) as u32;
+                assert!(chunk < o.leg_chunks(place.leg), "{width} {offset}");
+                assert_eq!(o.object_offset(place.leg, chunk), offset);
+                per_leg[place.leg] += 1;
+            }
+            if step == CHUNK {
+                let chunks: Vec<u32> = (0..o.legs.len()).map(|l| o.leg_chunks(l)).collect();
+                assert_eq!(per_leg, chunks);
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_or_unknown_record_is_refused_by_name() {
+        let bytes = encode(&object(1, CHUNK));
+        let back: ObjectRecord = decode("objects/x", &bytes).unwrap();
+        assert_eq!(back, object(1, CHUNK));
+        let newer = String::from_utf8(bytes.clone()).unwrap().replace("\"version\":1", "\"version\":2");
+        let error = decode::<ObjectRecord>("objects/x", newer.as_bytes()).unwrap_err();
+        assert!(error.contains("objects/x") && error.contains("version 2"), "{error}");
+        let extra = String::from_utf8(bytes).unwrap().replace("\"nonce\":0", "\"nonce\":0,\"x\":1");
+        assert!(decode::<ObjectRecord>("objects/x", extra.as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,298 @@
+//! Between the object layer and the store: the components of one disk group.
+//!
+//! A store knows components and bytes, never objects, hosts or policies. It enforces the parts
+//! of the mirror protocol that have to be durable: epochs (R1) and sessions (R2).
+
+use crate::Buf;
+use atoll_format::id::{ComponentId, Epoch, GroupId, Seq, Session, Ticket};
+use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
+use std::future::Future;
+
+/// What a component is made with. Opaque to the store, but for `blocks`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ComponentSpec {
+    /// The object it belongs to.
+    pub object: atoll_format::id::ObjectId,
+    /// Which leg of it.
+    pub leg: u16,
+    /// Its largest size, in blocks of 4 KiB.
+    pub blocks: u32,
+    /// The epoch it was made in: lower ones are refused from the start.
+    pub epoch: Epoch,
+}
+
+/// One component as its store knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ComponentStatus {
+    /// Its id.
+    pub id: ComponentId,
+    /// What it was made with.
+    pub spec: ComponentSpec,
+    /// Durable facts.
+    pub promise: Promise,
+    /// The session whose messages are accepted.
+    pub session: Session,
+    /// Bytes of capacity it uses.
+    pub used_bytes: u64,
+    /// Parts of it may be missing after damage that could not be told from a clean end: it must
+    /// be compared with other members before it serves (`store.md` S8, rule 18).
+    pub doubtful: bool,
+}
+
+/// One operation to append.
+#[derive(Clone, Debug)]
+pub struct ComponentOp {
+    /// Its place in the object's order; rises strictly within a session.
+    pub id: atoll_format::id::OpId,
+    /// Whose it is.
+    pub ticket: Ticket,
+    /// What it does.
+    pub kind: OpKind,
+    /// Where; inside one chunk.
+    pub range: BlockRange,
+    /// Everything at or below is durable on every active member (rides along).
+    pub committed: Seq,
+    /// CRC-32C of each block; empty unless `kind` is `Write`.
+    pub crcs: Vec<u32>,
+    /// `range.count` blocks; empty unless `kind` is `Write`.
+    pub payload: Vec<Buf>,
+}
+
+/// Blocks that were read and whose checksums match.
+#[derive(Clone, Debug)]
+pub struct ReadBlocks {
+    /// One per block.
+    pub tags: Vec<BlockTag>,
+    /// All blocks, in order; those without bytes as zeros.
+    pub payload: Vec<Buf>,
+}
+
+/// A block that another member supplies: resync, roll-forward, repair. Overwrites whatever is
+/// there, also with a lower seq (R18).
+#[derive(Clone, Debug)]
+pub struct CopyBlock {
+    /// Which.
+    pub block: u32,
+    /// Its tag on the source; `Raw` comes with bytes, other states without.
+    pub tag: BlockTag,
+    /// The bytes of a `Raw` block, 4 KiB.
+    pub bytes: Option<Buf>,
+}
+
+/// Blocks of one chunk to put in.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// All blocks lie in this chunk.
+    pub chunk: u32,
+    /// At most 256, ascending.
+    pub blocks: Vec<CopyBlock>,
+    /// Put a block in only while its seq here is still this one (repair: never older, R17 of
+    /// `store.md`); without it, always.
+    pub only_if: Option<Seq>,
+}
+
+/// The space of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GroupSpace {
+    /// Bytes that components may use in all.
+    pub capacity_bytes: u64,
+    /// Bytes of slots in use (whole chunks).
+    pub used_bytes: u64,
+    /// Bytes that new chunks can still take, the reserve left out.
+    pub free_bytes: u64,
+    /// Size of the write log.
+    pub log_bytes: u64,
+    /// Part of it in use, 0 to 255: writers are slowed by the fullest member.
+    pub log_fill: u8,
+}
+
+/// What a scrub has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ScrubProgress {
+    /// Blocks looked at.
+    pub blocks_checked: u64,
+    /// Blocks to look at in all.
+    pub blocks_total: u64,
+    /// Blocks whose checksum did not match.
+    pub blocks_bad: u64,
+    /// No pass is running.
+    pub idle: bool,
+}
+
+/// Something that an administrator would want to know; kept until taken, the oldest dropped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoreEvent {
+    /// A block's checksum did not match; it is marked until another member supplies it.
+    BadBlock {
+        /// Where.
+        component: ComponentId,
+        /// Which.
+        block: u32,
+    },
+    /// The group has failed for good: nothing is written any more.
+    Failed(String),
+    /// The log was damaged below its durable end; the blocks are marked bad.
+    LogDamage(String),
+    /// A device answers much slower than it did.
+    Slow(String),
+}
+
+/// Counters of one store, all since its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreCounters {
+    /// Operations appended.
+    pub ops_written: u64,
+    /// Payload bytes appended.
+    pub bytes_written: u64,
+    /// Batches of the log.
+    pub log_batches: u64,
+    /// Bytes written to the log, headers and padding included.
+    pub log_bytes: u64,
+    /// Blocks read for callers.
+    pub blocks_read: u64,
+    /// Bytes moved from the log to capacity.
+    pub destaged_bytes: u64,
+    /// Bytes of metadata written (journal, pages, checkpoints).
+    pub metadata_bytes: u64,
+    /// Checksums that did not match.
+    pub checksum_errors: u64,
+    /// Blocks put in by other members.
+    pub blocks_copied_in: u64,
+    /// Errors of devices.
+    pub device_errors: u64,
+}
+
+/// Why a store refuses or fails.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No such component here.
+    #[error("component {0} is not in this disk group")]
+    NoComponent(ComponentId),
+    /// It is there already, with another specification.
+    #[error("component {0} exists already")]
+    Exists(ComponentId),
+    /// The message is of an older epoch (R1): its sender is no longer the owner.
+    #[error("epoch is fenced: {fenced:?}")]
+    Fenced {
+        /// The lowest epoch that is accepted.
+        fenced: Epoch,
+    },
+    /// The message is of another session, or out of order within it (R2).
+    #[error("not the open session: {open:?}")]
+    Session {
+        /// The open one.
+        open: Session,
+    },
+    /// The range, kind or payload of the request is malformed.
+    #[error("malformed request: {0}")]
+    Malformed(&'static str),
+    /// The bytes do not match the CRC they came with.
+    #[error("payload of block {block} arrived damaged")]
+    Damaged {
+        /// Which block.
+        block: u32,
+    },
+    /// These blocks have no good bytes here; ask another member.
+    #[error("no good copy here of {} blocks, first {:?}", .0.len(), .0.first())]
+    Bad(Vec<u32>),
+    /// No slot is left; reads, overwrites of allocated chunks and deletes go on.
+    #[error("the disk group is full")]
+    Full,
+    /// The disk group has failed and is out of use until it is replaced or its host restarts.
+    #[error("the disk group has failed: {0}")]
+    Failed(String),
+}
+
+/// The components of one disk group. Clones are the same store.
+///
+/// Order: calls that change a component take effect in the order in which their futures are first
+/// polled.
+pub trait Components: Clone + 'static {
+    /// Which group this is.
+    fn group(&self) -> GroupId;
+    /// Its space.
+    fn space(&self) -> GroupSpace;
+    /// Its counters.
+    fn counters(&self) -> StoreCounters;
+    /// Takes the events that have come up.
+    fn take_events(&self) -> Vec<StoreEvent>;
+    /// All components, ascending by id.
+    fn list(&self) -> Vec<ComponentStatus>;
+    /// One component.
+    fn status(&self, id: ComponentId) -> Result<ComponentStatus, StoreError>;
+
+    /// Makes a component; durable on return; repeating it with the same spec does nothing.
+    fn create(
+        &self,
+        id: ComponentId,
+        spec: ComponentSpec,
+    ) -> impl Future<Output = Result<(), StoreError>>;
+    /// Removes a component and frees its space; durable on return; repeating it does nothing.
+    fn delete(&self, id: ComponentId) -> impl Future<Output = Result<(), StoreError>>;
+    /// Changes its largest size (only upwards); durable on return.
+    fn grow(&self, id: ComponentId, blocks: u32) -> impl Future<Output = Result<(), StoreError>>;
+
+    /// Durably promises to refuse lower epochs (R1); refuses if a higher one was promised.
+    fn fence(
+        &self,
+        id: ComponentId,
+        epoch: Epoch,
+    ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// Durably opens a session, higher than any before (R2); messages of others are refused.
+    fn attach(
+        &self,
+        id: ComponentId,
+        session: Session,
+    ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// Appends one operation; durable on return. Atomic per 4 KiB block against crashes and reads.
+    fn append(
+        &self,
+        id: ComponentId,
+        session: Session,
+        op: ComponentOp,
+    ) -> impl Future<Output = Result<(), StoreError>>;
+    /// Everything at or below `seq` is durable on every active member. A hint: not durable here
+    /// until some later batch.
+    fn committed(&self, id: ComponentId, seq: Seq);
+    /// Operations above the highest committed seq it was told: may list too many after a
+    /// restart, never too few (R7).
+    fn uncommitted(&self, id: ComponentId) -> Result<Vec<OpRecord>, StoreError>;
+    /// For each of that client's numbers not yet settled: whether the operation is here (R21).
+    fn applied(&self, id: ComponentId, ticket: Ticket) -> Result<bool, StoreError>;
+
+    /// Blocks `range`, checksums verified.
+    ///
+    /// # Errors
+    /// [`StoreError::Bad`] names every block of the range that has no good bytes here.
+    fn read(
+        &self,
+        id: ComponentId,
+        range: BlockRange,
+    ) -> impl Future<Output = Result<ReadBlocks, StoreError>>;
+    /// The tags of all 256 blocks of a chunk.
+    fn tags(
+        &self,
+        id: ComponentId,
+        chunk: u32,
+    ) -> impl Future<Output = Result<Vec<BlockTag>, StoreError>>;
+    /// Chunks from `first` on whose newest seq is above `since`, ascending, at most `max`.
+    fn chunks_since(
+        &self,
+        id: ComponentId,
+        since: Seq,
+        first: u32,
+        max: usize,
+    ) -> Result<Vec<(u32, Seq)>, StoreError>;
+    /// Puts in blocks of another member; durable on return. Returns how many were put in.
+    fn copy_in(
+        &self,
+        id: ComponentId,
+        session: Session,
+        copy: Copy,
+    ) -> impl Future<Output = Result<u32, StoreError>>;
+
+    /// Starts a pass over every block of every component (or of one), in the background.
+    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64);
+    /// How far it is.
+    fn scrub_progress(&self) -> ScrubProgress;
+}

@@ -1,0 +1,126 @@
+//! The seams between Atoll's logic and everything else: time, chance, disks, messages, the
+//! directory (below), components (between) and volumes (above).
+//!
+//! Nothing above this crate may ask the operating system for time, chance or bytes. The *real*
+//! world implements these traits with io_uring, TCP and the boot-time clock; the *simulated* one
+//! with virtual time, modelled hardware and injected faults. The same code runs in both.
+//!
+//! Absent here: any decision.
+
+pub mod buf;
+pub mod components;
+pub mod directory;
+pub mod disk;
+pub mod net;
+pub mod stream;
+pub mod sync;
+pub mod time;
+pub mod volume;
+
+pub use buf::{Buf, BufMut};
+pub use components::{Components, StoreError};
+pub use directory::{Directory, DirectoryError};
+pub use disk::{Disk, Durability};
+pub use net::{Conn, Lane, Net, Packet};
+pub use time::{Elapsed, Nanos};
+pub use volume::{Volume, VolumeError};
+
+use std::future::Future;
+
+#[allow(clippy::disallowed_types, reason = "the hasher is fixed; used for look-ups only")]
+/// A map without random iteration order surprises on hot paths: look-ups only, never iterated.
+pub type FixedMap<K, V> = std::collections::HashMap<K, V, rustc_hash::FxBuildHasher>;
+
+/// The only door to the outside. One clone per task; all clones of a shard are the same world.
+pub trait World: Clone + 'static {
+    /// Block devices.
+    type Disk: Disk;
+    /// Messages to other hosts.
+    type Net: Net;
+    /// Cluster state.
+    type Directory: Directory;
+
+    /// Time since this world began. Monotonic, goes on while the machine is suspended
+    /// (`CLOCK_BOOTTIME`), never wall-clock.
+    fn now(&self) -> Nanos;
+    /// Milliseconds since 1970, for people and records; nothing is decided by it.
+    fn unix_ms(&self) -> u64;
+    /// Returns at `at` or soon after; at once if it has passed.
+    fn sleep_until(&self, at: Nanos) -> impl Future<Output = ()>;
+    /// Runs `task` on this shard until it ends or the host stops.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+    /// 64 random bits.
+    fn random(&self) -> u64;
+    /// Spends CPU time on this shard: queues on the modelled core in `sim`, nothing in `real`.
+    fn charge(&self, cpu: Nanos) -> impl Future<Output = ()>;
+    /// This host's connections.
+    fn net(&self) -> &Self::Net;
+    /// The cluster's state.
+    fn directory(&self) -> &Self::Directory;
+
+    /// Sleeps for `span`.
+    fn sleep(&self, span: Nanos) -> impl Future<Output = ()> {
+        self.sleep_until(self.now() + span)
+    }
+
+    /// `task`'s result, or [`Elapsed`] once `at` has passed; the task is dropped then.
+    fn timeout_at<F: Future>(
+        &self,
+        at: Nanos,
+        task: F,
+    ) -> impl Future<Output = Result<F::Output, Elapsed>> {
+        use futures_util::future::{Either, select};
+        async move {
+            let task = std::pin::pin!(task);
+            let timer = std::pin::pin!(self.sleep_until(at));
+            // `select` polls its first argument first: a result that is there beats the clock.
+            match select(task, timer).await {
+                Either::Left((out, _)) => Ok(out),
+                Either::Right(((), _)) => Err(Elapsed),
+            }
+        }
+    }
+}
+
+/// Marks a state that some test or seed must reach (`style.md` rule 11). Costs a relaxed add.
+#[macro_export]
+macro_rules! sometimes {
+    ($name:literal) => {{
+        static MARK: $crate::mark::Mark = $crate::mark::Mark::new($name);
+        MARK.hit();
+    }};
+}
+
+pub mod mark {
+    //! Coverage marks: which rare states a run has reached.
+
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static ALL: Mutex<Vec<&'static Mark>> = Mutex::new(Vec::new());
+
+    /// One place in the code with a name; made by [`sometimes!`](crate::sometimes).
+    pub struct Mark {
+        name: &'static str,
+        hits: AtomicU64,
+    }
+
+    impl Mark {
+        /// For the macro.
+        pub const fn new(name: &'static str) -> Self {
+            Self { name, hits: AtomicU64::new(0) }
+        }
+        /// Counts one visit.
+        pub fn hit(&'static self) {
+            if self.hits.fetch_add(1, Ordering::Relaxed) == 0 {
+                ALL.lock().expect("a mark never panics while it holds the lock").push(self);
+            }
+        }
+    }
+
+    /// Every mark reached in this process, by name, with its count.
+    pub fn reached() -> std::collections::BTreeMap<&'static str, u64> {
+        let all = ALL.lock().expect("a mark never panics while it holds the lock");
+        all.iter().map(|m| (m.name, m.hits.load(Ordering::Relaxed))).collect()
+    }
+}
