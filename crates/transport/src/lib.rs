@@ -1,0 +1,1 @@
+//! Peers: typed calls between hosts, with credits and deadlines.
