@@ -244,6 +244,11 @@ pub trait Components: Clone + 'static {
         id: ComponentId,
         session: Session,
     ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// Sets a slot aside for a chunk that has none, so that the next append to it cannot be
+    /// [`StoreError::Full`]. Kept in memory until that append or for at least ten seconds. The
+    /// owner asks every member before its first write to a chunk: a full group is then seen
+    /// before anything has been applied anywhere.
+    fn reserve(&self, id: ComponentId, chunk: u32) -> Result<(), StoreError>;
     /// Appends one operation; durable on return. Atomic per 4 KiB block against crashes and reads.
     fn append(
         &self,

@@ -1,7 +1,8 @@
 //! Waiting for each other within one shard: no atomics, no locks, deterministic order.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -71,14 +72,15 @@ impl<T> Future for Receiver<T> {
 }
 
 /// Wakes waiters when something has changed. A waiter that starts after a `notify` waits for the
-/// next one, so: check the condition, then await, without awaiting anything else between.
+/// next one, so: take [`Notify::notified`], check the condition, then await it.
 #[derive(Clone, Default)]
 pub struct Notify(Rc<NotifyInner>);
 
 #[derive(Default)]
 struct NotifyInner {
     round: Cell<u64>,
-    wakers: RefCell<Vec<Waker>>,
+    next: Cell<u64>,
+    wakers: RefCell<BTreeMap<u64, Waker>>,
 }
 
 impl Notify {
@@ -86,25 +88,47 @@ impl Notify {
     pub fn notify_all(&self) {
         self.0.round.set(self.0.round.get() + 1);
         let wakers = self.0.wakers.take();
-        for waker in wakers {
+        for waker in wakers.into_values() {
             waker.wake();
         }
     }
 
     /// Returns after the next [`Notify::notify_all`]; counted from this call, not the first poll.
-    pub fn notified(&self) -> impl Future<Output = ()> + use<> {
-        let inner = self.0.clone();
-        let from = inner.round.get();
-        poll_fn(move |cx| {
-            if inner.round.get() != from {
-                return Poll::Ready(());
+    pub fn notified(&self) -> Notified {
+        Notified { of: self.0.clone(), from: self.0.round.get(), key: None }
+    }
+}
+
+/// See [`Notify::notified`]. Dropping it leaves nothing behind.
+pub struct Notified {
+    of: Rc<NotifyInner>,
+    from: u64,
+    key: Option<u64>,
+}
+
+impl Future for Notified {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.of.round.get() != self.from {
+            return Poll::Ready(());
+        }
+        let key = self.key.unwrap_or_else(|| self.of.next.replace(self.of.next.get() + 1));
+        self.key = Some(key);
+        match self.of.wakers.borrow_mut().entry(key) {
+            Entry::Occupied(mut waker) => waker.get_mut().clone_from(cx.waker()),
+            Entry::Vacant(place) => {
+                place.insert(cx.waker().clone());
             }
-            let mut wakers = inner.wakers.borrow_mut();
-            if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
-                wakers.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Notified {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.of.wakers.borrow_mut().remove(&key);
+        }
     }
 }
 

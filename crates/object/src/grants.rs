@@ -1,0 +1,156 @@
+//! What leases this host has granted, and when a fence may be answered (R9, R10). Pure.
+//!
+//! Invariant: from the arrival of a fence for an object no lease of a lower epoch is granted or
+//! prolonged, so that the fence is answered after one grace at most.
+
+use crate::limits::GRACE;
+use atoll_format::id::{Epoch, HostId, Incarnation, ObjectId};
+use atoll_world::Nanos;
+use std::collections::BTreeMap;
+
+/// One host's promises to owners.
+#[derive(Debug)]
+pub struct Grants {
+    /// Before this nothing is fenced: promises of an earlier life may be running.
+    quiet_until: Nanos,
+    granted: BTreeMap<ObjectId, Grant>,
+    fencing: BTreeMap<ObjectId, Epoch>,
+}
+
+#[derive(Debug)]
+struct Grant {
+    host: HostId,
+    incarnation: Incarnation,
+    epoch: Epoch,
+    serial: u64,
+    until: Nanos,
+}
+
+impl Grants {
+    /// Of a host that starts at `now`.
+    pub fn new(now: Nanos) -> Self {
+        Self { quiet_until: now + GRACE, granted: BTreeMap::new(), fencing: BTreeMap::new() }
+    }
+
+    /// Grants a lease on `object`, or refuses. `promised` is the highest epoch that a component
+    /// of it here has been fenced to.
+    pub fn renew(
+        &mut self,
+        now: Nanos,
+        host: HostId,
+        incarnation: Incarnation,
+        serial: u64,
+        (object, epoch): (ObjectId, Epoch),
+        promised: Option<Epoch>,
+    ) -> bool {
+        let fenced = self.fencing.get(&object).is_some_and(|&fencing| fencing > epoch);
+        if fenced || promised != Some(epoch) {
+            return false;
+        }
+        let until = now + GRACE;
+        match self.granted.get_mut(&object) {
+            Some(grant) if grant.epoch == epoch && grant.incarnation == incarnation => {
+                // A late renewal neither shortens nor restarts what a later one granted.
+                if serial >= grant.serial {
+                    grant.serial = serial;
+                    grant.until = grant.until.max(until);
+                }
+                true
+            }
+            Some(grant) if grant.epoch >= epoch || grant.until > now => false,
+            _ => {
+                self.granted.insert(object, Grant { host, incarnation, epoch, serial, until });
+                true
+            }
+        }
+    }
+
+    /// The owner stopped serving; a later renewal than `serial` stands.
+    pub fn give_back(&mut self, object: ObjectId, incarnation: Incarnation, serial: u64) {
+        if let Some(grant) = self.granted.get_mut(&object)
+            && grant.incarnation == incarnation
+            && serial >= grant.serial
+        {
+            grant.until = Nanos::ZERO;
+        }
+    }
+
+    /// A fence for `epoch` has arrived.
+    pub fn fence(&mut self, object: ObjectId, epoch: Epoch) {
+        let fencing = self.fencing.entry(object).or_default();
+        *fencing = (*fencing).max(epoch);
+    }
+
+    /// From when on that fence may be answered. A host that fences for its own new life vouches
+    /// that its old one is dead: the old life's data directory was locked.
+    pub fn clear_at(
+        &self,
+        object: ObjectId,
+        epoch: Epoch,
+        host: HostId,
+        incarnation: Incarnation,
+    ) -> Nanos {
+        let granted = self.granted.get(&object).filter(|g| {
+            g.epoch < epoch && !(g.host == host && g.incarnation != incarnation)
+        });
+        self.quiet_until.max(granted.map_or(Nanos::ZERO, |g| g.until))
+    }
+
+    /// Forgets objects that have no component here any more.
+    pub fn retain(&mut self, keep: impl Fn(ObjectId) -> bool) {
+        self.granted.retain(|&o, _| keep(o));
+        self.fencing.retain(|&o, _| keep(o));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OBJECT: ObjectId = ObjectId(7);
+    const A: (HostId, Incarnation) = (HostId(1), Incarnation(11));
+    const B: (HostId, Incarnation) = (HostId(2), Incarnation(22));
+
+    fn renew(g: &mut Grants, now: u64, who: (HostId, Incarnation), serial: u64, epoch: u32) -> bool {
+        let promised = Some(Epoch(epoch));
+        g.renew(Nanos::from_ms(now), who.0, who.1, serial, (OBJECT, Epoch(epoch)), promised)
+    }
+
+    fn clear_at(g: &Grants, epoch: u32, who: (HostId, Incarnation)) -> u64 {
+        g.clear_at(OBJECT, Epoch(epoch), who.0, who.1).as_ms()
+    }
+
+    #[test]
+    fn a_fence_waits_for_the_grace_of_the_last_grant_and_stops_renewals() {
+        let mut g = Grants::new(Nanos::ZERO);
+        assert_eq!(clear_at(&g, 1, A), GRACE.as_ms(), "an earlier life may have granted");
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        assert!(renew(&mut g, 11_000, A, 2, 1));
+        g.fence(OBJECT, Epoch(2));
+        assert!(!renew(&mut g, 11_500, A, 3, 1), "R10");
+        assert_eq!(clear_at(&g, 2, B), 11_000 + GRACE.as_ms());
+        assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "own old life is dead");
+        assert!(!renew(&mut g, 12_000, B, 1, 2), "not before the old one has ended");
+        assert!(renew(&mut g, 20_000, B, 2, 2));
+    }
+
+    #[test]
+    fn a_late_give_back_does_not_end_a_later_grant() {
+        let mut g = Grants::new(Nanos::ZERO);
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        assert!(renew(&mut g, 10_500, A, 2, 1));
+        g.give_back(OBJECT, A.1, 1);
+        assert_eq!(clear_at(&g, 2, B), 10_500 + GRACE.as_ms());
+        g.give_back(OBJECT, A.1, 2);
+        assert_eq!(clear_at(&g, 2, B), GRACE.as_ms());
+    }
+
+    #[test]
+    fn nothing_is_granted_to_an_epoch_that_was_not_promised() {
+        let mut g = Grants::new(Nanos::ZERO);
+        let now = Nanos::from_secs(10);
+        for promised in [None, Some(Epoch(1)), Some(Epoch(3))] {
+            assert!(!g.renew(now, A.0, A.1, 1, (OBJECT, Epoch(2)), promised));
+        }
+    }
+}

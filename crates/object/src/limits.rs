@@ -1,0 +1,61 @@
+//! Every bound and every wait of the object layer, in one place.
+
+use atoll_world::Nanos;
+
+/// How long an owner trusts a lease, from before it asked.
+pub const LEASE: Nanos = Nanos::from_ms(2_500);
+/// How long a member honours what it granted: the lease and 10 % for drifting clocks (R9).
+pub const GRACE: Nanos = Nanos::from_ms(2_750);
+/// How often an owner renews.
+pub const RENEW_EVERY: Nanos = Nanos::from_ms(500);
+/// A member that has not acknowledged for this long, while another has, is dropped. With the
+/// directory's answer the stall stays under the 2 s promised for a lost member.
+pub const LATE: Nanos = Nanos::from_ms(1_300);
+/// How long a broken connection to a member may take to come back before it is dropped.
+pub const MEND: Nanos = Nanos::from_ms(1_000);
+/// How often an owner looks for late operations and lost leases.
+pub const WATCH_EVERY: Nanos = Nanos::from_ms(100);
+/// How long an append may stay unanswered before its connection is given up. Longer than `LATE`:
+/// when all members are slow alike (one overloaded machine), nobody is dropped for it.
+pub const APPEND_DEADLINE: Nanos = Nanos::from_secs(20);
+/// How long a read of a member may take.
+pub const READ_DEADLINE: Nanos = Nanos::from_secs(4);
+/// A read that takes longer is asked of another member too.
+pub const HEDGE: Nanos = Nanos::from_ms(40);
+/// Small calls: attach, tags, reserve.
+pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
+/// A fence waits for a lease to end, and a little.
+pub const FENCE_DEADLINE: Nanos = Nanos::from_ms(4_500);
+/// How long a client's I/O is held while no owner or too few members can be reached.
+pub const HOLD: Nanos = Nanos::from_secs(30);
+/// How long one attempt of a client at a remote owner may take before the owner is asked again.
+pub const CLIENT_DEADLINE: Nanos = Nanos::from_secs(25);
+/// How long an owner that cannot be reached is left alone before another host takes over.
+pub const TAKEOVER_AFTER: Nanos = Nanos::from_ms(600);
+/// Between attempts of whatever waits for the cluster to change.
+pub const RETRY_EVERY: Nanos = Nanos::from_ms(100);
+/// How long a call to the directory may take.
+pub const DIRECTORY_DEADLINE: Nanos = Nanos::from_secs(5);
+
+/// Operations of one object in flight at its owner: far below the 2^16 that sequence numbers
+/// allow (`store.md` rule 7), and enough for 64 clients at depth 64.
+pub const OPS_MAX: usize = 4096;
+/// Payload of one object in flight at its owner, in bytes.
+pub const BYTES_MAX: usize = 64 << 20;
+/// Pieces of one client operation in flight at once.
+pub const PIECES_MAX: usize = 16;
+/// The largest read or write that a volume accepts at once, in bytes.
+pub const IO_MAX: u32 = 32 << 20;
+/// Chunks compared at once while two members are brought together.
+pub const RECONCILE_AT_ONCE: usize = 8;
+/// Chunks in one answer.
+pub const CHUNKS_PER_REPLY: usize = 16 << 10;
+/// Operations in one answer.
+pub const OPS_PER_REPLY: usize = 8 << 10;
+/// Tickets of rolled-forward operations that an owner remembers.
+pub const TICKETS_MAX: usize = 1 << 16;
+
+const _: () = assert!(LEASE.0 * 105 / 100 < GRACE.0, "grace covers the lease and 5 % of drift");
+const _: () = assert!(RENEW_EVERY.0 * 4 < LEASE.0, "a lease survives three lost renewals");
+const _: () = assert!(GRACE.0 + 1_000_000_000 < FENCE_DEADLINE.0, "a fence outlasts any grant");
+const _: () = assert!((OPS_MAX as u64) < atoll_format::units::OPS_IN_FLIGHT_MAX);

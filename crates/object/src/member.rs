@@ -1,0 +1,269 @@
+//! This host's members: requests of owners, carried out on its stores.
+//!
+//! Keeps no state of its own but leases; what has to survive a crash (epochs, sessions,
+//! operations) is the store's. Order: a request reaches the store at the first poll of its
+//! handler, so that a connection's order is the store's order (R2).
+
+use crate::grants::Grants;
+use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY};
+use crate::message::{Reply, Request};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_world::{Components, StoreError, World, sometimes};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// The members on this host.
+pub struct Members<W: World, S: Components>(Rc<Inner<W, S>>);
+
+struct Inner<W: World, S: Components> {
+    world: W,
+    stores: RefCell<Vec<S>>,
+    /// Where each component is, and of which object.
+    index: RefCell<BTreeMap<ComponentId, (S, ObjectId)>>,
+    by_object: RefCell<BTreeMap<ObjectId, Vec<ComponentId>>>,
+    grants: RefCell<Grants>,
+}
+
+impl<W: World, S: Components> Clone for Members<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<W: World, S: Components> Members<W, S> {
+    /// Of a host that starts now with these stores.
+    pub fn new(world: W, stores: Vec<S>) -> Self {
+        let grants = RefCell::new(Grants::new(world.now()));
+        let members = Self(Rc::new(Inner {
+            world,
+            stores: RefCell::new(Vec::new()),
+            index: RefCell::default(),
+            by_object: RefCell::default(),
+            grants,
+        }));
+        for store in stores {
+            members.add_store(store);
+        }
+        members
+    }
+
+    /// Takes one more disk group into use.
+    pub fn add_store(&self, store: S) {
+        for status in store.list() {
+            self.enter(&store, status.id, status.spec.object);
+        }
+        self.0.stores.borrow_mut().push(store);
+    }
+
+    /// All stores.
+    pub fn stores(&self) -> Vec<S> {
+        self.0.stores.borrow().clone()
+    }
+
+    fn enter(&self, store: &S, id: ComponentId, object: ObjectId) {
+        self.0.index.borrow_mut().insert(id, (store.clone(), object));
+        let mut by_object = self.0.by_object.borrow_mut();
+        let ids = by_object.entry(object).or_default();
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+
+    fn leave(&self, id: ComponentId) {
+        let Some((_, object)) = self.0.index.borrow_mut().remove(&id) else { return };
+        let mut by_object = self.0.by_object.borrow_mut();
+        if let Some(ids) = by_object.get_mut(&object) {
+            ids.retain(|&other| other != id);
+            if ids.is_empty() {
+                by_object.remove(&object);
+                self.0.grants.borrow_mut().retain(|o| by_object.contains_key(&o));
+            }
+        }
+    }
+
+    fn store(&self, id: ComponentId) -> Result<S, StoreError> {
+        let index = self.0.index.borrow();
+        index.get(&id).map(|(store, _)| store.clone()).ok_or(StoreError::NoComponent(id))
+    }
+
+    /// The store of a component, if the asker's epoch is not fenced off (R1).
+    fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
+        let store = self.store(id)?;
+        let fenced = store.status(id)?.promise.fenced;
+        if epoch < fenced {
+            sometimes!("member.refuses_an_old_epoch");
+            return Err(StoreError::Fenced { fenced });
+        }
+        Ok(store)
+    }
+
+    fn promised(&self, object: ObjectId) -> Option<Epoch> {
+        let by_object = self.0.by_object.borrow();
+        let ids = by_object.get(&object)?;
+        ids.iter().filter_map(|&id| Some(self.store(id).ok()?.status(id).ok()?.promise.fenced)).max()
+    }
+
+    /// Carries out one request of an owner (or of management, for create and delete).
+    pub async fn handle(&self, from: HostId, request: Request) -> Reply {
+        match self.carry_out(from, request).await {
+            Ok(reply) => reply,
+            Err(error) => Reply::Failed(error),
+        }
+    }
+
+    async fn carry_out(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
+        Ok(match request {
+            Request::Append { component, session, op } => {
+                self.store(component)?.append(component, session, op).await?;
+                Reply::Done
+            }
+            Request::Read { component, epoch, range } => {
+                Reply::Blocks(self.open(component, epoch)?.read(component, range).await?)
+            }
+            Request::CopyIn { component, session, copy } => {
+                Reply::Copied(self.store(component)?.copy_in(component, session, copy).await?)
+            }
+            Request::Committed { component, epoch, seq } => {
+                self.open(component, epoch)?.committed(component, seq);
+                Reply::Done
+            }
+            Request::Reserve { component, epoch, chunk } => {
+                self.open(component, epoch)?.reserve(component, chunk)?;
+                Reply::Done
+            }
+            Request::Tags { component, epoch, chunk } => {
+                Reply::Tags(self.open(component, epoch)?.tags(component, chunk).await?)
+            }
+            Request::ChunksSince { component, epoch, since, first } => {
+                let store = self.open(component, epoch)?;
+                let chunks = store.chunks_since(component, since, first, CHUNKS_PER_REPLY)?;
+                let more = chunks.len() == CHUNKS_PER_REPLY;
+                Reply::Chunks { chunks, more }
+            }
+            Request::Uncommitted { component, epoch, after } => {
+                let mut ops = self.open(component, epoch)?.uncommitted(component)?;
+                ops.retain(|op| op.id.seq > after);
+                ops.sort_by_key(|op| op.id);
+                let more = ops.len() > OPS_PER_REPLY;
+                ops.truncate(OPS_PER_REPLY);
+                Reply::Ops { ops, more }
+            }
+            Request::Applied { component, epoch, ticket } => {
+                Reply::Yes(self.open(component, epoch)?.applied(component, ticket)?)
+            }
+            Request::Status { component } => Reply::Status(self.store(component)?.status(component)?),
+            Request::Renew { incarnation, serial, objects } => {
+                self.renew(from, incarnation, serial, &objects)
+            }
+            Request::GiveBack { incarnation, serial, objects } => {
+                let mut grants = self.0.grants.borrow_mut();
+                for object in objects {
+                    grants.give_back(object, incarnation, serial);
+                }
+                Reply::Done
+            }
+            Request::Fence { object, component, epoch, incarnation } => {
+                self.fence(from, object, component, epoch, incarnation).await?
+            }
+            Request::Attach { component, session } => {
+                let store = self.store(component)?;
+                let promise = store.attach(component, session).await?;
+                Reply::Promise { promise, doubtful: store.status(component)?.doubtful }
+            }
+            Request::Create { group, component, spec } => {
+                let store = self.group(group)?;
+                store.create(component, spec).await?;
+                self.enter(&store, component, spec.object);
+                Reply::Done
+            }
+            Request::Delete { component, epoch } => match self.store(component) {
+                Ok(store) => {
+                    store.fence(component, epoch).await?;
+                    store.delete(component).await?;
+                    self.leave(component);
+                    Reply::Done
+                }
+                // Repeating a delete is no error.
+                Err(_) => Reply::Done,
+            },
+            Request::Grow { component, epoch, blocks } => {
+                self.open(component, epoch)?.grow(component, blocks).await?;
+                Reply::Done
+            }
+            Request::Client(_) | Request::Admin(_) => {
+                return Err(StoreError::Malformed("not a member's request"));
+            }
+        })
+    }
+
+    fn group(&self, id: GroupId) -> Result<S, StoreError> {
+        let stores = self.0.stores.borrow();
+        let found = stores.iter().find(|s| s.group() == id);
+        found.cloned().ok_or_else(|| StoreError::Failed(format!("disk group {id} is not in use here")))
+    }
+
+    fn renew(
+        &self,
+        from: HostId,
+        incarnation: Incarnation,
+        serial: u64,
+        objects: &[(ObjectId, Epoch)],
+    ) -> Reply {
+        let now = self.0.world.now();
+        let mut excluded = Vec::new();
+        for &(object, epoch) in objects {
+            let promised = self.promised(object);
+            let mut grants = self.0.grants.borrow_mut();
+            if !grants.renew(now, from, incarnation, serial, (object, epoch), promised) {
+                excluded.push(object);
+            }
+        }
+        Reply::Granted { serial, excluded }
+    }
+
+    async fn fence(
+        &self,
+        from: HostId,
+        object: ObjectId,
+        component: ComponentId,
+        epoch: Epoch,
+        incarnation: Incarnation,
+    ) -> Result<Reply, StoreError> {
+        let store = self.store(component)?;
+        self.0.grants.borrow_mut().fence(object, epoch);
+        // Durable before the answer (R1), and before the wait: from here on the old owner can
+        // get no acknowledgement from this member.
+        store.fence(component, epoch).await?;
+        loop {
+            let clear_at = self.0.grants.borrow().clear_at(object, epoch, from, incarnation);
+            if self.0.world.now() >= clear_at {
+                break;
+            }
+            sometimes!("member.fence_waits_for_a_lease");
+            // Ends by itself: renewals have stopped. Short steps, since a give-back may come.
+            let step = self.0.world.now() + crate::limits::RETRY_EVERY;
+            self.0.world.sleep_until(clear_at.min(step)).await;
+        }
+        let status = store.status(component)?;
+        if status.promise.fenced > epoch {
+            return Err(StoreError::Fenced { fenced: status.promise.fenced });
+        }
+        Ok(Reply::Promise { promise: status.promise, doubtful: status.doubtful })
+    }
+
+    /// Components here, with their objects: for clearing up what no record names.
+    pub fn components(&self) -> Vec<(ComponentId, ObjectId)> {
+        self.0.index.borrow().iter().map(|(&id, &(_, object))| (id, object)).collect()
+    }
+
+    /// Which object a component belongs to.
+    pub fn object_of(&self, id: ComponentId) -> Option<ObjectId> {
+        self.0.index.borrow().get(&id).map(|&(_, object)| object)
+    }
+
+    /// The highest seq here of a component, if it is here.
+    pub fn newest(&self, id: ComponentId) -> Option<Seq> {
+        Some(self.store(id).ok()?.status(id).ok()?.promise.newest)
+    }
+}

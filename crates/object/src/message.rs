@@ -1,0 +1,940 @@
+//! What hosts say to each other. The table of all messages is in `docs/protocol.md`.
+//!
+//! Data carries a CRC-32C per 4 KiB block in its body; decoding verifies it, so that a payload
+//! that changed on the way is refused before anything acts on it. The CRC is never recomputed
+//! for sending: it is the front end's, or the store's.
+
+use crate::codec::{Dec, Enc};
+use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs, crc};
+use atoll_format::id::{
+    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, OpId, Seq, Session,
+    Ticket,
+};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
+use atoll_format::units::BLOCK_LEN;
+use atoll_transport::{BadMessage, Encoded, Message};
+use atoll_world::components::{
+    ComponentOp, ComponentSpec, ComponentStatus, Copy, CopyBlock, ReadBlocks,
+};
+use atoll_world::volume::{Extent, ExtentKind};
+use atoll_world::{Buf, StoreError, VolumeError, buf};
+
+/// To a host.
+#[derive(Debug)]
+pub enum Request {
+    /// Owner's host asks for leases on objects whose active members the receiver holds (R9).
+    Renew {
+        /// This life of the asking host.
+        incarnation: Incarnation,
+        /// Rises with each renewal; give-backs name it.
+        serial: u64,
+        /// What for.
+        objects: Vec<(ObjectId, Epoch)>,
+    },
+    /// The owner has stopped serving these objects; grants up to `serial` end now.
+    GiveBack {
+        /// The life that held them.
+        incarnation: Incarnation,
+        /// The last renewal that counted.
+        serial: u64,
+        /// Which objects.
+        objects: Vec<ObjectId>,
+    },
+    /// Refuse lower epochs; answer when no lease of an older owner can be running (R6, R9).
+    Fence {
+        /// Of which object.
+        object: ObjectId,
+        /// The component here.
+        component: ComponentId,
+        /// The new owner's.
+        epoch: Epoch,
+        /// The new owner's host's life.
+        incarnation: Incarnation,
+    },
+    /// Opens a session (R2).
+    Attach {
+        /// Which component.
+        component: ComponentId,
+        /// Higher than any before.
+        session: Session,
+    },
+    /// Operations above the watermark, ascending.
+    Uncommitted {
+        /// Which component.
+        component: ComponentId,
+        /// The asker's epoch.
+        epoch: Epoch,
+        /// Below or at: not wanted.
+        after: Seq,
+    },
+    /// Whether that operation of a client is here (R21).
+    Applied {
+        /// Which component.
+        component: ComponentId,
+        /// The asker's epoch.
+        epoch: Epoch,
+        /// Whose operation.
+        ticket: Ticket,
+    },
+    /// Whether the component is here, and its facts.
+    Status {
+        /// Which component.
+        component: ComponentId,
+    },
+    /// Makes a component.
+    Create {
+        /// In which disk group.
+        group: GroupId,
+        /// Which component.
+        component: ComponentId,
+        /// With what.
+        spec: ComponentSpec,
+    },
+    /// Removes a component.
+    Delete {
+        /// Which component.
+        component: ComponentId,
+        /// Refused if a higher epoch was promised.
+        epoch: Epoch,
+    },
+    /// Raises a component's largest size.
+    Grow {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// In blocks.
+        blocks: u32,
+    },
+    /// The tags of a chunk.
+    Tags {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// Which chunk.
+        chunk: u32,
+    },
+    /// Chunks with operations past `since`.
+    ChunksSince {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// Below or at: not wanted.
+        since: Seq,
+        /// First chunk wanted.
+        first: u32,
+    },
+    /// Everything at or below is durable on every active member.
+    Committed {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// The watermark.
+        seq: Seq,
+    },
+    /// Sets a slot aside.
+    Reserve {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// Which chunk.
+        chunk: u32,
+    },
+    /// One operation of the object.
+    Append {
+        /// Which component.
+        component: ComponentId,
+        /// In this session.
+        session: Session,
+        /// What.
+        op: ComponentOp,
+    },
+    /// Blocks, verified.
+    Read {
+        /// Which component.
+        component: ComponentId,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Blocks of another member.
+    CopyIn {
+        /// Which component.
+        component: ComponentId,
+        /// In this session.
+        session: Session,
+        /// What.
+        copy: Copy,
+    },
+    /// A client's I/O, to the owner.
+    Client(ClientRequest),
+    /// Management between hosts: JSON, see `atoll-node`.
+    Admin(Vec<u8>),
+}
+
+/// One piece of a client's I/O; never crosses a strip.
+#[derive(Debug)]
+pub struct ClientRequest {
+    /// Of which object.
+    pub object: ObjectId,
+    /// Whose operation; `number` 0 for reads.
+    pub ticket: Ticket,
+    /// It may have been applied already: look before doing it again (R21).
+    pub retry: bool,
+    /// First byte, in the object.
+    pub at: u64,
+    /// What.
+    pub io: ClientIo,
+}
+
+/// What a client wants done.
+#[derive(Debug)]
+pub enum ClientIo {
+    /// Bytes.
+    Read {
+        /// How many.
+        len: u32,
+    },
+    /// Store bytes. `crcs` has one CRC per block if the range is whole blocks, else one in all.
+    Write {
+        /// See above.
+        crcs: Vec<u32>,
+        /// The bytes.
+        data: Vec<Buf>,
+    },
+    /// Zeros that keep their place.
+    Zero {
+        /// How many bytes.
+        len: u32,
+    },
+    /// Zeros without space.
+    Discard {
+        /// How many bytes.
+        len: u32,
+    },
+    /// What is there.
+    Extents {
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+/// The answer.
+#[derive(Debug)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// Leases, counted by the owner from before it asked.
+    Granted {
+        /// Of the renewal.
+        serial: u64,
+        /// Not these: a higher epoch is being fenced here, or they are not known (R10).
+        excluded: Vec<ObjectId>,
+    },
+    /// Durable facts.
+    Promise {
+        /// The facts.
+        promise: Promise,
+        /// Acknowledged data may be missing here.
+        doubtful: bool,
+    },
+    /// Chunks; `more`: ask again from the one after the last.
+    Chunks {
+        /// Chunk and its newest seq.
+        chunks: Vec<(u32, Seq)>,
+        /// There may be more.
+        more: bool,
+    },
+    /// Operations; `more`: ask again from the last.
+    Ops {
+        /// Ascending.
+        ops: Vec<OpRecord>,
+        /// There may be more.
+        more: bool,
+    },
+    /// Yes or no.
+    Yes(bool),
+    /// A component's facts.
+    Status(ComponentStatus),
+    /// Tags of one chunk.
+    Tags(Vec<BlockTag>),
+    /// Blocks.
+    Blocks(ReadBlocks),
+    /// How many blocks were put in.
+    Copied(u32),
+    /// The store refuses or fails.
+    Failed(StoreError),
+    /// Bytes for a client; CRCs as in [`ClientIo::Write`].
+    Data {
+        /// See above.
+        crcs: Vec<u32>,
+        /// The bytes.
+        data: Vec<Buf>,
+    },
+    /// What a range holds.
+    Extents(Vec<Extent>),
+    /// This host does not own the object; nothing was done.
+    NotOwner,
+    /// This host stopped owning the object meanwhile; the outcome is unknown: retry.
+    OwnerStopped,
+    /// The client's operation failed.
+    VolumeFailed(VolumeError),
+    /// Management's answer.
+    Admin(Vec<u8>),
+}
+
+/// CRCs of a client's data: one per block if the range is whole blocks, else one in all.
+pub fn client_crcs(at: u64, data: &[Buf]) -> Vec<u32> {
+    if is_whole_blocks(at, buf::total_len(data)) {
+        if data.iter().all(|b| b.len().is_multiple_of(BLOCK_LEN)) {
+            return data.iter().flat_map(|b| block_crcs(b)).collect();
+        }
+        return block_crcs(&buf::join(data)).collect();
+    }
+    vec![data.iter().fold(0, |c, b| atoll_format::checksum::crc_append(c, b))]
+}
+
+fn is_whole_blocks(at: u64, len: usize) -> bool {
+    at.is_multiple_of(BLOCK_LEN as u64) && len.is_multiple_of(BLOCK_LEN) && len > 0
+}
+
+fn verified(at: u64, crcs: Vec<u32>, data: Vec<Buf>) -> Result<(Vec<u32>, Vec<Buf>), BadMessage> {
+    if client_crcs(at, &data) == crcs {
+        Ok((crcs, data))
+    } else {
+        Err(BadMessage("payload does not match its checksums"))
+    }
+}
+
+fn enc_range(e: &mut Enc, r: BlockRange) {
+    e.u32(r.start);
+    e.u16(r.count);
+}
+fn dec_range(d: &mut Dec<'_>) -> Result<BlockRange, BadMessage> {
+    let range = BlockRange { start: d.u32()?, count: d.u16()? };
+    if range.is_valid() { Ok(range) } else { Err(BadMessage("a range crosses a chunk")) }
+}
+fn enc_session(e: &mut Enc, s: Session) {
+    e.u32(s.epoch.0);
+    e.u32(s.attach);
+}
+fn dec_session(d: &mut Dec<'_>) -> Result<Session, BadMessage> {
+    Ok(Session { epoch: Epoch(d.u32()?), attach: d.u32()? })
+}
+fn enc_ticket(e: &mut Enc, t: Ticket) {
+    e.u64(t.client.0);
+    e.u32(t.number);
+    e.u32(t.settled_below);
+}
+fn dec_ticket(d: &mut Dec<'_>) -> Result<Ticket, BadMessage> {
+    Ok(Ticket { client: ClientId(d.u64()?), number: d.u32()?, settled_below: d.u32()? })
+}
+fn enc_tag(e: &mut Enc, t: &BlockTag) {
+    e.u64(t.seq.0);
+    e.u8(t.state as u8);
+    e.u32(t.crc);
+}
+fn dec_tag(d: &mut Dec<'_>) -> Result<BlockTag, BadMessage> {
+    let seq = Seq(d.u64()?);
+    let state = BlockState::from_code(d.u8()?).ok_or(BadMessage("unknown block state"))?;
+    Ok(BlockTag { seq, state, crc: d.u32()? })
+}
+fn enc_spec(e: &mut Enc, s: &ComponentSpec) {
+    e.u64(s.object.0);
+    e.u16(s.leg);
+    e.u32(s.blocks);
+    e.u32(s.epoch.0);
+}
+fn dec_spec(d: &mut Dec<'_>) -> Result<ComponentSpec, BadMessage> {
+    Ok(ComponentSpec {
+        object: ObjectId(d.u64()?),
+        leg: d.u16()?,
+        blocks: d.u32()?,
+        epoch: Epoch(d.u32()?),
+    })
+}
+fn enc_promise(e: &mut Enc, p: &Promise) {
+    e.u32(p.fenced.0);
+    e.u64(p.committed.0);
+    e.u64(p.newest.0);
+}
+fn dec_promise(d: &mut Dec<'_>) -> Result<Promise, BadMessage> {
+    Ok(Promise { fenced: Epoch(d.u32()?), committed: Seq(d.u64()?), newest: Seq(d.u64()?) })
+}
+
+impl Message for Request {
+    fn encode(self) -> Encoded {
+        let mut e = Enc::default();
+        let mut payload = Vec::new();
+        let kind = match self {
+            Self::Renew { incarnation, serial, objects } => {
+                e.u64(incarnation.0);
+                e.u64(serial);
+                e.list(&objects, |e, (object, epoch)| {
+                    e.u64(object.0);
+                    e.u32(epoch.0);
+                });
+                1
+            }
+            Self::GiveBack { incarnation, serial, objects } => {
+                e.u64(incarnation.0);
+                e.u64(serial);
+                e.list(&objects, |e, object| e.u64(object.0));
+                2
+            }
+            Self::Fence { object, component, epoch, incarnation } => {
+                e.u64(object.0);
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u64(incarnation.0);
+                3
+            }
+            Self::Attach { component, session } => {
+                e.u64(component.0);
+                enc_session(&mut e, session);
+                4
+            }
+            Self::Uncommitted { component, epoch, after } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u64(after.0);
+                5
+            }
+            Self::Applied { component, epoch, ticket } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                enc_ticket(&mut e, ticket);
+                6
+            }
+            Self::Status { component } => {
+                e.u64(component.0);
+                7
+            }
+            Self::Create { group, component, spec } => {
+                e.u64(group.0);
+                e.u64(component.0);
+                enc_spec(&mut e, &spec);
+                8
+            }
+            Self::Delete { component, epoch } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                9
+            }
+            Self::Grow { component, epoch, blocks } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u32(blocks);
+                10
+            }
+            Self::Tags { component, epoch, chunk } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u32(chunk);
+                11
+            }
+            Self::ChunksSince { component, epoch, since, first } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u64(since.0);
+                e.u32(first);
+                12
+            }
+            Self::Committed { component, epoch, seq } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u64(seq.0);
+                13
+            }
+            Self::Reserve { component, epoch, chunk } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u32(chunk);
+                14
+            }
+            Self::Append { component, session, op } => {
+                e.u64(component.0);
+                enc_session(&mut e, session);
+                e.u32(op.id.epoch.0);
+                e.u64(op.id.seq.0);
+                enc_ticket(&mut e, op.ticket);
+                e.u8(op.kind as u8);
+                enc_range(&mut e, op.range);
+                e.u64(op.committed.0);
+                e.list(&op.crcs, |e, c| e.u32(*c));
+                payload = op.payload;
+                15
+            }
+            Self::Read { component, epoch, range } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                enc_range(&mut e, range);
+                16
+            }
+            Self::CopyIn { component, session, copy } => {
+                e.u64(component.0);
+                enc_session(&mut e, session);
+                e.u32(copy.chunk);
+                e.u8(u8::from(copy.only_if.is_some()));
+                e.u64(copy.only_if.unwrap_or_default().0);
+                e.list(&copy.blocks, |e, b| {
+                    e.u32(b.block);
+                    enc_tag(e, &b.tag);
+                });
+                payload = copy.blocks.into_iter().filter_map(|b| b.bytes).collect();
+                17
+            }
+            Self::Client(ClientRequest { object, ticket, retry, at, io }) => {
+                e.u64(object.0);
+                enc_ticket(&mut e, ticket);
+                e.u8(u8::from(retry));
+                e.u64(at);
+                match io {
+                    ClientIo::Read { len } => {
+                        e.u32(len);
+                        18
+                    }
+                    ClientIo::Write { crcs, data } => {
+                        e.list(&crcs, |e, c| e.u32(*c));
+                        payload = data;
+                        19
+                    }
+                    ClientIo::Zero { len } => {
+                        e.u32(len);
+                        20
+                    }
+                    ClientIo::Discard { len } => {
+                        e.u32(len);
+                        21
+                    }
+                    ClientIo::Extents { len } => {
+                        e.u64(len);
+                        22
+                    }
+                }
+            }
+            Self::Admin(json) => {
+                e.0 = json;
+                23
+            }
+        };
+        Encoded { kind, body: e.0, payload, payload_checked_by_receiver: true }
+    }
+
+    fn decode(kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
+        let mut d = Dec(body);
+        let d = &mut d;
+        if !payload.is_empty() && !matches!(kind, 15 | 17 | 19) {
+            return Err(BadMessage("a payload where none belongs"));
+        }
+        let request = match kind {
+            1 => Self::Renew {
+                incarnation: Incarnation(d.u64()?),
+                serial: d.u64()?,
+                objects: d.list(12, |d| Ok((ObjectId(d.u64()?), Epoch(d.u32()?))))?,
+            },
+            2 => Self::GiveBack {
+                incarnation: Incarnation(d.u64()?),
+                serial: d.u64()?,
+                objects: d.list(8, |d| Ok(ObjectId(d.u64()?)))?,
+            },
+            3 => Self::Fence {
+                object: ObjectId(d.u64()?),
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                incarnation: Incarnation(d.u64()?),
+            },
+            4 => Self::Attach { component: ComponentId(d.u64()?), session: dec_session(d)? },
+            5 => Self::Uncommitted {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                after: Seq(d.u64()?),
+            },
+            6 => Self::Applied {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                ticket: dec_ticket(d)?,
+            },
+            7 => Self::Status { component: ComponentId(d.u64()?) },
+            8 => Self::Create {
+                group: GroupId(d.u64()?),
+                component: ComponentId(d.u64()?),
+                spec: dec_spec(d)?,
+            },
+            9 => Self::Delete { component: ComponentId(d.u64()?), epoch: Epoch(d.u32()?) },
+            10 => Self::Grow {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                blocks: d.u32()?,
+            },
+            11 => Self::Tags {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                chunk: d.u32()?,
+            },
+            12 => Self::ChunksSince {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                since: Seq(d.u64()?),
+                first: d.u32()?,
+            },
+            13 => Self::Committed {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                seq: Seq(d.u64()?),
+            },
+            14 => Self::Reserve {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                chunk: d.u32()?,
+            },
+            15 => {
+                let component = ComponentId(d.u64()?);
+                let session = dec_session(d)?;
+                let id = OpId { epoch: Epoch(d.u32()?), seq: Seq(d.u64()?) };
+                let ticket = dec_ticket(d)?;
+                let kind = OpKind::from_code(d.u8()?).ok_or(BadMessage("unknown operation"))?;
+                let range = dec_range(d)?;
+                let committed = Seq(d.u64()?);
+                let crcs = d.list(4, Dec::u32)?;
+                let blocks = if kind == OpKind::Write { usize::from(range.count) } else { 0 };
+                if buf::total_len(&payload) != blocks * BLOCK_LEN || crcs.len() != blocks {
+                    return Err(BadMessage("payload does not fit the range"));
+                }
+                let (crcs, payload) =
+                    if blocks == 0 { (crcs, payload) } else { verified(0, crcs, payload)? };
+                let op = ComponentOp { id, ticket, kind, range, committed, crcs, payload };
+                Self::Append { component, session, op }
+            }
+            16 => Self::Read {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                range: dec_range(d)?,
+            },
+            17 => {
+                let component = ComponentId(d.u64()?);
+                let session = dec_session(d)?;
+                let chunk = d.u32()?;
+                let conditional = d.bool()?;
+                let only_if = Some(Seq(d.u64()?)).filter(|_| conditional);
+                let payload = buf::join(&payload);
+                let mut at = 0;
+                let blocks = d.list(17, |d| {
+                    let (block, tag) = (d.u32()?, dec_tag(d)?);
+                    let mut bytes = None;
+                    if tag.state == BlockState::Raw {
+                        if at + BLOCK_LEN > payload.len() {
+                            return Err(BadMessage("payload is shorter than its blocks"));
+                        }
+                        let block = payload.slice(at..at + BLOCK_LEN);
+                        at += BLOCK_LEN;
+                        if crc(&block) != tag.crc {
+                            return Err(BadMessage("payload does not match its checksums"));
+                        }
+                        bytes = Some(block);
+                    }
+                    Ok(CopyBlock { block, tag, bytes })
+                })?;
+                if at != payload.len() {
+                    return Err(BadMessage("payload is longer than its blocks"));
+                }
+                Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if } }
+            }
+            18..=22 => {
+                let object = ObjectId(d.u64()?);
+                let ticket = dec_ticket(d)?;
+                let retry = d.bool()?;
+                let at = d.u64()?;
+                let io = match kind {
+                    18 => ClientIo::Read { len: d.u32()? },
+                    19 => {
+                        let crcs = d.list(4, Dec::u32)?;
+                        let (crcs, data) = verified(at, crcs, payload)?;
+                        ClientIo::Write { crcs, data }
+                    }
+                    20 => ClientIo::Zero { len: d.u32()? },
+                    21 => ClientIo::Discard { len: d.u32()? },
+                    _ => ClientIo::Extents { len: d.u64()? },
+                };
+                Self::Client(ClientRequest { object, ticket, retry, at, io })
+            }
+            23 => return Ok(Self::Admin(body.to_vec())),
+            _ => return Err(BadMessage("unknown request")),
+        };
+        Dec(d.0).end()?;
+        Ok(request)
+    }
+}
+
+fn enc_store_error(e: &mut Enc, error: &StoreError) {
+    match error {
+        StoreError::NoComponent(id) => {
+            e.u8(1);
+            e.u64(id.0);
+        }
+        StoreError::Exists(id) => {
+            e.u8(2);
+            e.u64(id.0);
+        }
+        StoreError::Fenced { fenced } => {
+            e.u8(3);
+            e.u32(fenced.0);
+        }
+        StoreError::Session { open } => {
+            e.u8(4);
+            enc_session(e, *open);
+        }
+        StoreError::Malformed(_) => e.u8(5),
+        StoreError::Damaged { block } => {
+            e.u8(6);
+            e.u32(*block);
+        }
+        StoreError::Bad(blocks) => {
+            e.u8(7);
+            e.list(blocks, |e, b| e.u32(*b));
+        }
+        StoreError::Full => e.u8(8),
+        StoreError::Failed(why) => {
+            e.u8(9);
+            e.text(why);
+        }
+    }
+}
+
+fn dec_store_error(d: &mut Dec<'_>) -> Result<StoreError, BadMessage> {
+    Ok(match d.u8()? {
+        1 => StoreError::NoComponent(ComponentId(d.u64()?)),
+        2 => StoreError::Exists(ComponentId(d.u64()?)),
+        3 => StoreError::Fenced { fenced: Epoch(d.u32()?) },
+        4 => StoreError::Session { open: dec_session(d)? },
+        5 => StoreError::Malformed("refused by the member"),
+        6 => StoreError::Damaged { block: d.u32()? },
+        7 => StoreError::Bad(d.list(4, Dec::u32)?),
+        8 => StoreError::Full,
+        9 => StoreError::Failed(d.text()?),
+        _ => return Err(BadMessage("unknown store error")),
+    })
+}
+
+fn enc_volume_error(e: &mut Enc, error: &VolumeError) {
+    match error {
+        VolumeError::OutOfRange { at, len } => {
+            e.u8(1);
+            e.u64(*at);
+            e.u64(*len);
+        }
+        VolumeError::NoSpace(why) => {
+            e.u8(2);
+            e.text(why);
+        }
+        VolumeError::ReadOnly => e.u8(3),
+        VolumeError::Io(why) => {
+            e.u8(4);
+            e.text(why);
+        }
+        VolumeError::TimedOut(why) => {
+            e.u8(5);
+            e.text(why);
+        }
+        VolumeError::Gone => e.u8(6),
+        VolumeError::Unsupported => e.u8(7),
+    }
+}
+
+fn dec_volume_error(d: &mut Dec<'_>) -> Result<VolumeError, BadMessage> {
+    Ok(match d.u8()? {
+        1 => VolumeError::OutOfRange { at: d.u64()?, len: d.u64()? },
+        2 => VolumeError::NoSpace(d.text()?),
+        3 => VolumeError::ReadOnly,
+        4 => VolumeError::Io(d.text()?),
+        5 => VolumeError::TimedOut(d.text()?),
+        6 => VolumeError::Gone,
+        7 => VolumeError::Unsupported,
+        _ => return Err(BadMessage("unknown volume error")),
+    })
+}
+
+impl Message for Reply {
+    fn encode(self) -> Encoded {
+        let mut e = Enc::default();
+        let mut payload = Vec::new();
+        let kind = match self {
+            Self::Done => 1,
+            Self::Granted { serial, excluded } => {
+                e.u64(serial);
+                e.list(&excluded, |e, o| e.u64(o.0));
+                2
+            }
+            Self::Promise { promise, doubtful } => {
+                enc_promise(&mut e, &promise);
+                e.u8(u8::from(doubtful));
+                3
+            }
+            Self::Chunks { chunks, more } => {
+                e.u8(u8::from(more));
+                e.list(&chunks, |e, (chunk, seq)| {
+                    e.u32(*chunk);
+                    e.u64(seq.0);
+                });
+                4
+            }
+            Self::Yes(yes) => {
+                e.u8(u8::from(yes));
+                5
+            }
+            Self::Status(s) => {
+                e.u64(s.id.0);
+                enc_spec(&mut e, &s.spec);
+                enc_promise(&mut e, &s.promise);
+                enc_session(&mut e, s.session);
+                e.u64(s.used_bytes);
+                e.u8(u8::from(s.doubtful));
+                6
+            }
+            Self::Tags(tags) => {
+                e.list(&tags, enc_tag);
+                7
+            }
+            Self::Blocks(blocks) => {
+                e.list(&blocks.tags, enc_tag);
+                payload = blocks.payload;
+                8
+            }
+            Self::Copied(count) => {
+                e.u32(count);
+                9
+            }
+            Self::Failed(error) => {
+                enc_store_error(&mut e, &error);
+                10
+            }
+            Self::Data { crcs, data } => {
+                e.list(&crcs, |e, c| e.u32(*c));
+                payload = data;
+                11
+            }
+            Self::Extents(extents) => {
+                e.list(&extents, |e, x| {
+                    e.u64(x.len);
+                    e.u8(match x.kind {
+                        ExtentKind::Data => 0,
+                        ExtentKind::Zero => 1,
+                        ExtentKind::Hole => 2,
+                    });
+                });
+                12
+            }
+            Self::NotOwner => 13,
+            Self::OwnerStopped => 14,
+            Self::VolumeFailed(error) => {
+                enc_volume_error(&mut e, &error);
+                15
+            }
+            Self::Admin(json) => {
+                e.0 = json;
+                16
+            }
+            Self::Ops { ops, more } => {
+                e.u8(u8::from(more));
+                e.list(&ops, |e, op| {
+                    e.u32(op.id.epoch.0);
+                    e.u64(op.id.seq.0);
+                    enc_ticket(e, op.ticket);
+                    e.u8(op.kind as u8);
+                    enc_range(e, op.range);
+                });
+                17
+            }
+        };
+        Encoded { kind, body: e.0, payload, payload_checked_by_receiver: true }
+    }
+
+    fn decode(kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
+        let mut d = Dec(body);
+        let d = &mut d;
+        if !payload.is_empty() && !matches!(kind, 8 | 11) {
+            return Err(BadMessage("a payload where none belongs"));
+        }
+        let reply = match kind {
+            1 => Self::Done,
+            2 => Self::Granted { serial: d.u64()?, excluded: d.list(8, |d| Ok(ObjectId(d.u64()?)))? },
+            3 => Self::Promise { promise: dec_promise(d)?, doubtful: d.bool()? },
+            4 => Self::Chunks {
+                more: d.bool()?,
+                chunks: d.list(12, |d| Ok((d.u32()?, Seq(d.u64()?))))?,
+            },
+            5 => Self::Yes(d.bool()?),
+            6 => Self::Status(ComponentStatus {
+                id: ComponentId(d.u64()?),
+                spec: dec_spec(d)?,
+                promise: dec_promise(d)?,
+                session: dec_session(d)?,
+                used_bytes: d.u64()?,
+                doubtful: d.bool()?,
+            }),
+            7 => Self::Tags(d.list(13, dec_tag)?),
+            8 => {
+                let tags = d.list(13, dec_tag)?;
+                if buf::total_len(&payload) != tags.len() * BLOCK_LEN {
+                    return Err(BadMessage("payload does not fit its tags"));
+                }
+                let found = client_crcs(0, &payload);
+                let matches = tags.iter().zip(&found).all(|(tag, &found)| {
+                    found == if tag.state == BlockState::Raw { tag.crc } else { ZERO_BLOCK_CRC }
+                });
+                if !matches && !tags.is_empty() {
+                    return Err(BadMessage("payload does not match its checksums"));
+                }
+                Self::Blocks(ReadBlocks { tags, payload })
+            }
+            9 => Self::Copied(d.u32()?),
+            10 => Self::Failed(dec_store_error(d)?),
+            11 => {
+                let crcs = d.list(4, Dec::u32)?;
+                // The range is not known here; one CRC may be of one block or of a piece.
+                let found = if crcs.len() == 1 {
+                    client_crcs(1, &payload)
+                } else {
+                    client_crcs(0, &payload)
+                };
+                if found != crcs {
+                    return Err(BadMessage("payload does not match its checksums"));
+                }
+                Self::Data { crcs, data: payload }
+            }
+            12 => Self::Extents(d.list(9, |d| {
+                let len = d.u64()?;
+                let kind = match d.u8()? {
+                    0 => ExtentKind::Data,
+                    1 => ExtentKind::Zero,
+                    2 => ExtentKind::Hole,
+                    _ => return Err(BadMessage("unknown extent kind")),
+                };
+                Ok(Extent { len, kind })
+            })?),
+            13 => Self::NotOwner,
+            14 => Self::OwnerStopped,
+            15 => Self::VolumeFailed(dec_volume_error(d)?),
+            16 => return Ok(Self::Admin(body.to_vec())),
+            17 => Self::Ops {
+                more: d.bool()?,
+                ops: d.list(35, |d| {
+                    Ok(OpRecord {
+                        id: OpId { epoch: Epoch(d.u32()?), seq: Seq(d.u64()?) },
+                        ticket: dec_ticket(d)?,
+                        kind: OpKind::from_code(d.u8()?).ok_or(BadMessage("unknown operation"))?,
+                        range: dec_range(d)?,
+                    })
+                })?,
+            },
+            _ => return Err(BadMessage("unknown reply")),
+        };
+        Dec(d.0).end()?;
+        Ok(reply)
+    }
+}
