@@ -1,0 +1,436 @@
+//! A client of the management interface, over a Unix socket or TCP. One connection a request:
+//! commands are short, and a fresh connection has no stale state.
+//!
+//! Invariants: every call ends by its deadline; a reply is read to at most
+//! [`REPLY_MAX`](crate::limits::REPLY_MAX) bytes; an error of the server arrives as its own
+//! [`Problem`], anything that is not one as [`Code::WrongServer`].
+
+use crate::envelope::{Item, List};
+use crate::limits::REPLY_MAX;
+use crate::problem::{Code, Problem};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use tokio::net::{TcpStream, UnixStream};
+
+/// Where a server is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+    /// `unix:///run/atoll/api.sock`, `/run/atoll/api.sock`, `http://127.0.0.2:8460`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = |why: &str| {
+            Err(format!("'{text}' is not an endpoint: {why} (unix:///path, /path or http://h:p)"))
+        };
+        if let Some(path) = text.strip_prefix("unix://") {
+            return if path.starts_with('/') {
+                Ok(Self::Unix(path.into()))
+            } else {
+                bad("the path of a socket begins with '/'")
+            };
+        }
+        if text.starts_with('/') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let Some(address) = text.strip_prefix("http://") else {
+            return bad("unknown scheme");
+        };
+        let address = address.trim_end_matches('/');
+        match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+            Some((host, Ok(1..))) if !host.is_empty() && !address.contains('/') => {
+                Ok(Self::Tcp(address.into()))
+            }
+            _ => bad("host:port expected"),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Tcp(address) => write!(f, "http://{address}"),
+        }
+    }
+}
+
+/// One request, before it is sent.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// HTTP method.
+    pub method: Method,
+    /// Path and query, from `/`.
+    pub target: String,
+    /// JSON body.
+    pub body: Option<String>,
+    /// Headers besides those that every request has.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Call {
+    /// Reads `target`.
+    pub fn get(target: impl Into<String>) -> Self {
+        Self::of(Method::GET, target)
+    }
+
+    /// `method` on `target`.
+    pub fn of(method: Method, target: impl Into<String>) -> Self {
+        Self { method, target: target.into(), body: None, headers: Vec::new() }
+    }
+
+    /// With that body.
+    pub fn json(mut self, body: &impl Serialize) -> Self {
+        self.body = Some(serde_json::to_string(body).expect("request types have string keys"));
+        self
+    }
+
+    /// With that header.
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// The same request as a command line of `curl`.
+    pub fn to_curl(&self, endpoint: &Endpoint) -> String {
+        let quote = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+        let mut line = String::from("curl -sS");
+        let url = match endpoint {
+            Endpoint::Unix(path) => {
+                line += &format!(" --unix-socket {}", quote(&path.display().to_string()));
+                format!("http://localhost{}", self.target)
+            }
+            Endpoint::Tcp(address) => format!("http://{address}{}", self.target),
+        };
+        if self.method != Method::GET {
+            line += &format!(" -X {}", self.method);
+        }
+        for (name, value) in &self.headers {
+            line += &format!(" -H {}", quote(&format!("{name}: {value}")));
+        }
+        if let Some(body) = &self.body {
+            line += " -H 'Content-Type: application/json'";
+            line += &format!(" -d {}", quote(body));
+        }
+        format!("{line} {}", quote(&url))
+    }
+}
+
+/// Talks to one server.
+#[derive(Clone, Debug)]
+pub struct Client {
+    endpoint: Endpoint,
+    timeout: Duration,
+}
+
+impl Client {
+    /// A client whose calls end within `timeout`. Nothing is connected yet.
+    pub fn new(endpoint: Endpoint, timeout: Duration) -> Self {
+        Self { endpoint, timeout }
+    }
+
+    /// Where it connects.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The item that a call gives.
+    ///
+    /// # Errors
+    /// The server's problem; [`Code::CannotConnect`]; [`Code::TimedOut`]; [`Code::WrongServer`].
+    pub async fn item<T: DeserializeOwned>(&self, call: Call) -> Result<Item<T>, Problem> {
+        let bytes = self.bytes(call).await?;
+        self.decode(&bytes)
+    }
+
+    /// One page of a list.
+    ///
+    /// # Errors
+    /// As [`Client::item`].
+    pub async fn page<T: DeserializeOwned>(&self, call: Call) -> Result<List<T>, Problem> {
+        let bytes = self.bytes(call).await?;
+        self.decode(&bytes)
+    }
+
+    /// A whole list, page by page, under one deadline; `call` has no cursor of its own.
+    ///
+    /// # Errors
+    /// As [`Client::item`].
+    pub async fn list<T: DeserializeOwned>(&self, call: Call) -> Result<List<T>, Problem> {
+        let whole = async {
+            let mut whole: List<T> = self.page(call.clone()).await?;
+            while let Some(cursor) = whole.next_cursor.take() {
+                let mut next = call.clone();
+                next.target.push(if call.target.contains('?') { '&' } else { '?' });
+                next.target += &format!("cursor={}", escape(&cursor));
+                let page: List<T> = self.page(next).await?;
+                whole.items.extend(page.items);
+                whole.next_cursor = page.next_cursor;
+            }
+            Ok(whole)
+        };
+        tokio::time::timeout(self.timeout, whole).await.unwrap_or_else(|_| Err(self.too_slow()))
+    }
+
+    /// The bytes of a successful reply.
+    ///
+    /// # Errors
+    /// As [`Client::item`].
+    pub async fn bytes(&self, call: Call) -> Result<Bytes, Problem> {
+        let whole = async {
+            let reply = self.send(call).await?;
+            let status = reply.status();
+            let body = Limited::new(reply.into_body(), REPLY_MAX as usize);
+            let bytes = body.collect().await.map_err(|e| self.broken(&e.to_string()))?.to_bytes();
+            if status.is_success() {
+                return Ok(bytes);
+            }
+            Err(serde_json::from_slice::<Problem>(&bytes)
+                .unwrap_or_else(|_| self.wrong(&format!("it answers {status} without saying why"))))
+        };
+        tokio::time::timeout(self.timeout, whole).await.unwrap_or_else(|_| Err(self.too_slow()))
+    }
+
+    /// A reply that goes on for as long as the caller likes: the event stream.
+    ///
+    /// # Errors
+    /// As [`Client::item`].
+    pub async fn stream(&self, call: Call) -> Result<Stream, Problem> {
+        let begin = async {
+            let reply = self.send(call).await?;
+            if reply.status().is_success() {
+                return Ok(Stream { body: reply.into_body(), rest: Vec::new() });
+            }
+            let body = Limited::new(reply.into_body(), REPLY_MAX as usize);
+            let bytes = body.collect().await.map_err(|e| self.broken(&e.to_string()))?.to_bytes();
+            Err(serde_json::from_slice(&bytes).unwrap_or_else(|_| self.wrong("no event stream")))
+        };
+        tokio::time::timeout(self.timeout, begin).await.unwrap_or_else(|_| Err(self.too_slow()))
+    }
+
+    async fn send(&self, call: Call) -> Result<Response<Incoming>, Problem> {
+        let has_body = call.body.is_some();
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(&call.target)
+            .header("host", "localhost")
+            .header("accept", "application/json")
+            .header("user-agent", concat!("atoll/", env!("CARGO_PKG_VERSION")));
+        if has_body {
+            request = request.header("content-type", "application/json");
+        }
+        for (name, value) in &call.headers {
+            request = request.header(*name, value);
+        }
+        let request = request
+            .body(Full::new(Bytes::from(call.body.unwrap_or_default())))
+            .map_err(|e| Problem::new(Code::Usage, format!("not a request: {e}")))?;
+        match &self.endpoint {
+            Endpoint::Unix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(&e))?;
+                self.exchange(stream, request).await
+            }
+            Endpoint::Tcp(address) => {
+                let stream = TcpStream::connect(address).await.map_err(|e| self.unreachable(&e))?;
+                self.exchange(stream, request).await
+            }
+        }
+    }
+
+    async fn exchange<S>(
+        &self,
+        stream: S,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Problem>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+    {
+        let broken = |e: hyper::Error| self.broken(&e.to_string());
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        // Ends with the connection, which ends when `sender` and the reply are dropped.
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        sender.send_request(request).await.map_err(broken)
+    }
+
+    fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Problem> {
+        serde_json::from_slice(bytes).map_err(|e| self.wrong(&format!("its answer is odd: {e}")))
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Problem {
+        use std::io::ErrorKind;
+        let problem = Problem::new(
+            Code::CannotConnect,
+            format!("cannot connect to {}: {error}", self.endpoint),
+        );
+        match error.kind() {
+            ErrorKind::PermissionDenied => {
+                problem.hint("run it as root or as a user of group atoll")
+            }
+            _ => problem.hint("is 'atoll serve' running? --endpoint names another daemon"),
+        }
+    }
+
+    fn broken(&self, why: &str) -> Problem {
+        Problem::new(
+            Code::CannotConnect,
+            format!("the connection to {} broke off: {why}", self.endpoint),
+        )
+    }
+
+    fn wrong(&self, why: &str) -> Problem {
+        Problem::new(
+            Code::WrongServer,
+            format!("{} does not speak as expected: {why}", self.endpoint),
+        )
+        .hint("compare 'atoll --version' on both sides")
+    }
+
+    fn too_slow(&self) -> Problem {
+        Problem::new(
+            Code::TimedOut,
+            format!("no answer from {} within {} s", self.endpoint, self.timeout.as_secs()),
+        )
+        .hint("what was asked for may still be done; --timeout sets the limit")
+    }
+}
+
+/// A running event stream (server-sent events).
+pub struct Stream {
+    body: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Stream {
+    /// The `data` of the next event; none when the server ends the stream. Waits for as long as
+    /// the server says nothing: the caller ends it by dropping.
+    ///
+    /// # Errors
+    /// [`Code::CannotConnect`]: the connection broke.
+    pub async fn next(&mut self) -> Result<Option<String>, Problem> {
+        loop {
+            while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                if let Some(data) = line.strip_prefix(b"data:") {
+                    return Ok(Some(String::from_utf8_lossy(data).trim().to_owned()));
+                }
+            }
+            if self.rest.len() as u64 > REPLY_MAX {
+                return Err(Problem::new(Code::WrongServer, "an event without end"));
+            }
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.rest.extend_from_slice(&data);
+                    }
+                }
+                Some(Err(e)) => {
+                    let why = format!("the event stream broke off: {e}");
+                    return Err(Problem::new(Code::CannotConnect, why));
+                }
+            }
+        }
+    }
+}
+
+/// `text` as one segment of a path or one value of a query.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            escaped.push(char::from(byte));
+        } else {
+            escaped += &format!("%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Call, Client, Endpoint, escape};
+    use crate::problem::Code;
+    use hyper::Method;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[test]
+    fn endpoints_are_read_or_refused_with_the_reason() {
+        let read = |text: &str| text.parse::<Endpoint>();
+        assert_eq!(read("/run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
+        assert_eq!(read("unix:///run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
+        assert_eq!(read("http://127.0.0.2:8460/"), Ok(Endpoint::Tcp("127.0.0.2:8460".into())));
+        for bad in [
+            "",
+            "x",
+            "unix://a",
+            "http://",
+            "http://h",
+            "http://h:0",
+            "http://h:1/x",
+            "https://h:1",
+            "http://h:99999",
+        ] {
+            assert!(read(bad).unwrap_err().contains("is not an endpoint"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_call_shows_as_a_curl_line_that_a_shell_reads_back() {
+        let call = Call::of(Method::POST, "/api/v1/volumes").json(&"it's").header("if-match", "1");
+        assert_eq!(
+            call.to_curl(&Endpoint::Unix("/run/a b.sock".into())),
+            r#"curl -sS --unix-socket '/run/a b.sock' -X POST -H 'if-match: 1' -H 'Content-Type: application/json' -d '"it'\''s"' 'http://localhost/api/v1/volumes'"#
+        );
+        assert_eq!(escape("a/b c%\u{e9}"), "a%2Fb%20c%25%C3%A9");
+    }
+
+    /// A server that answers every connection with `reply`, or never if it is empty.
+    async fn serve(reply: &'static [u8]) -> Endpoint {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = [0; 4096];
+                let _ = stream.read(&mut head).await;
+                if reply.is_empty() {
+                    std::future::pending::<()>().await;
+                }
+                let _ = stream.write_all(reply).await;
+            }
+        });
+        Endpoint::Tcp(address)
+    }
+
+    #[tokio::test]
+    async fn every_way_a_server_can_fail_has_its_code() {
+        let ask = async |endpoint: Endpoint, ms| {
+            let client = Client::new(endpoint, Duration::from_millis(ms));
+            client.bytes(Call::get("/api/v1/status")).await.unwrap_err().code
+        };
+        assert_eq!(ask(Endpoint::Unix("/nonexistent".into()), 9_000).await, Code::CannotConnect);
+        assert_eq!(ask(serve(b"").await, 50).await, Code::TimedOut);
+        assert_eq!(ask(serve(b"SSH-2.0-OpenSSH\r\n").await, 9_000).await, Code::CannotConnect);
+        let html = b"HTTP/1.1 502 Bad\r\ncontent-length: 2\r\n\r\nhi";
+        assert_eq!(ask(serve(html).await, 9_000).await, Code::WrongServer);
+        let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi";
+        assert_eq!(ask(serve(cut).await, 9_000).await, Code::CannotConnect);
+    }
+}

@@ -1,0 +1,259 @@
+//! The OpenAPI 3.1 document, made from the table of routes and the types.
+//!
+//! Invariant: it has every route of [`ROUTES`] and nothing else, and every reference resolves.
+
+use crate::problem::Code;
+use crate::routes::{PREFIX, QUERY, ROUTES, Reply, Route};
+use crate::types;
+use serde_json::{Map, Value, json};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// The document. `release` is the version of the program that serves it.
+pub fn document(release: &str) -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        let path = paths.entry(format!("{PREFIX}{}", route.path)).or_insert_with(|| json!({}));
+        path[route.method.to_ascii_lowercase()] = operation(route);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Atoll",
+            "version": release,
+            "description": "Management of an Atoll cluster: volumes, hosts, disks, policies. \
+                Additive within v1. Sizes are bytes, times RFC 3339 UTC.",
+            "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
+        },
+        "paths": paths,
+        "components": { "schemas": schemas() },
+    })
+}
+
+fn operation(route: &Route) -> Value {
+    let mut parameters: Vec<Value> = route
+        .path_parameters()
+        .map(|name| {
+            json!({
+                "name": name, "in": "path", "required": true, "schema": { "type": "string" },
+                "description": format!("Name or id of the {name}"),
+            })
+        })
+        .collect();
+    for name in route.parameters() {
+        let (_, kind, text) = QUERY.iter().find(|(n, ..)| *n == name).expect("tested in routes");
+        parameters.push(json!({
+            "name": name, "in": "query", "required": false,
+            "schema": { "type": kind }, "description": text,
+        }));
+    }
+    for (name, text) in headers(route) {
+        parameters.push(json!({
+            "name": name, "in": "header", "required": false,
+            "schema": { "type": "string" }, "description": text,
+        }));
+    }
+    let (status, reply) = match route.reply {
+        Reply::Item(name) => ("200", content(&format!("{name}Item"))),
+        Reply::List(name) => ("200", content(&format!("{name}List"))),
+        Reply::Nothing => ("204", json!({})),
+    };
+    let mut success = json!({ "description": "Done" });
+    if status == "200" {
+        success["content"] = reply;
+    }
+    let mut operation = json!({
+        "operationId": format!("{:?}", route.op),
+        "summary": route.summary,
+        "tags": [route.path.split(['/', ':']).nth(1).expect("paths begin with /")],
+        "parameters": parameters,
+        "responses": {
+            status: success,
+            "default": {
+                "description": "An error; `code` says which",
+                "content": { "application/problem+json": {
+                    "schema": { "$ref": "#/components/schemas/Problem" } } },
+            },
+        },
+    });
+    if let Some(body) = route.body {
+        operation["requestBody"] = json!({ "required": true, "content": content(body) });
+    }
+    operation
+}
+
+/// Request headers with a meaning of their own.
+fn headers(route: &Route) -> &'static [(&'static str, &'static str)] {
+    use crate::routes::Op;
+    match route.op {
+        Op::VolumePatch | Op::VolumeDelete | Op::VolumeResize => {
+            &[("If-Match", "`ETag` that the volume must still have")]
+        }
+        Op::VolumeCreate => {
+            &[("Idempotency-Key", "The same key and body again give the same answer")]
+        }
+        _ => &[],
+    }
+}
+
+fn content(schema: &str) -> Value {
+    json!({ "application/json": {
+        "schema": { "$ref": format!("#/components/schemas/{schema}") } } })
+}
+
+/// Schemas of every type that a route names, of what they are made of, and their envelopes.
+fn schemas() -> Value {
+    let mut found: Vec<(String, RefOr<Schema>)> = Vec::new();
+    macro_rules! add {
+        ($($name:ident),* $(,)?) => {
+            $({
+                found.push((types::$name::name().into_owned(), types::$name::schema()));
+                types::$name::schemas(&mut found);
+            })*
+        };
+    }
+    add!(
+        Status,
+        Cluster,
+        Health,
+        Host,
+        Disk,
+        DiskWipeRequest,
+        DiskWipe,
+        Group,
+        GroupCreate,
+        Policy,
+        PolicyCheckRequest,
+        PolicyCheck,
+        Volume,
+        VolumeCreate,
+        VolumePatch,
+        VolumeResize,
+        Placement,
+        Resync,
+        ResyncPatch,
+        Scrub,
+        ScrubStart,
+        Task,
+        Event,
+        Session,
+    );
+    let mut all = Map::new();
+    for (name, schema) in found {
+        all.insert(name, serde_json::to_value(schema).expect("schemas have string keys"));
+    }
+    for route in ROUTES {
+        let (name, key, inner) = match route.reply {
+            Reply::Item(name) => (name, "item", reference(name)),
+            Reply::List(name) => {
+                (name, "items", json!({ "type": "array", "items": reference(name) }))
+            }
+            Reply::Nothing => continue,
+        };
+        let list = key == "items";
+        let mut envelope = json!({
+            "type": "object",
+            "required": ["kind", "version", "generated_at", key],
+            "properties": {
+                "kind": { "type": "string" },
+                "version": { "type": "integer" },
+                "generated_at": { "type": "string", "format": "date-time" },
+                key: inner,
+            },
+        });
+        if list {
+            envelope["properties"]["next_cursor"] = json!({ "type": "string" });
+        }
+        all.insert(format!("{name}{}", if list { "List" } else { "Item" }), envelope);
+    }
+    all.insert("Problem".into(), problem());
+    Value::Object(all)
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn problem() -> Value {
+    let codes: Vec<String> =
+        Code::ALL.iter().map(|code| format!("{code} {}", code.title())).collect();
+    json!({
+        "type": "object",
+        "description": "RFC 9457 problem details",
+        "required": ["type", "title", "status", "detail", "code"],
+        "properties": {
+            "type": { "type": "string", "format": "uri-reference" },
+            "title": { "type": "string" },
+            "status": { "type": "integer" },
+            "detail": { "type": "string", "description": "What is wrong, one sentence" },
+            "code": { "type": "string", "description": codes.join("; ") },
+            "hint": { "type": "string", "description": "What to do about it" },
+            "field": { "type": "string", "description": "The field of the request" },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn references<'a>(value: &'a Value, into: &mut BTreeSet<&'a str>) {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::String(target)) = map.get("$ref") {
+                    into.insert(target);
+                }
+                map.values().for_each(|v| references(v, into));
+            }
+            Value::Array(items) => items.iter().for_each(|v| references(v, into)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_document_has_every_route_and_every_reference_resolves() {
+        let document = document("1.2.3");
+        let mut targets = BTreeSet::new();
+        references(&document, &mut targets);
+        assert!(targets.len() > 30, "{}", targets.len());
+        for target in &targets {
+            let pointer = target.strip_prefix('#').expect("local references only");
+            assert!(document.pointer(pointer).is_some(), "{target} leads nowhere");
+        }
+        let paths = document["paths"].as_object().unwrap();
+        let count: usize = paths.values().map(|p| p.as_object().unwrap().len()).sum();
+        assert_eq!(count, ROUTES.len());
+        let mut ids = BTreeSet::new();
+        for route in ROUTES {
+            let path = &paths[&format!("{PREFIX}{}", route.path)];
+            let operation = &path[route.method.to_ascii_lowercase()];
+            assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()));
+            let named: BTreeSet<&str> = operation["parameters"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|p| p["in"] == "path")
+                .map(|p| p["name"].as_str().unwrap())
+                .collect();
+            assert_eq!(named, route.path_parameters().collect(), "{}", route.path);
+            assert_eq!(operation.get("requestBody").is_some(), route.body.is_some());
+        }
+    }
+
+    #[test]
+    fn every_schema_is_an_object_or_an_enumeration_with_a_description() {
+        let document = document("1.2.3");
+        for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+            let kind = schema["type"].as_str().unwrap_or_else(|| panic!("{name}: no type"));
+            assert!(kind == "object" || (kind == "string" && schema["enum"].is_array()), "{name}");
+            if !name.ends_with("Item") && !name.ends_with("List") {
+                assert!(schema["description"].is_string(), "{name} is not described");
+            }
+            for required in schema["required"].as_array().into_iter().flatten() {
+                let field = required.as_str().unwrap();
+                assert!(schema["properties"].get(field).is_some(), "{name}.{field}");
+            }
+        }
+    }
+}

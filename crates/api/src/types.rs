@@ -1,0 +1,644 @@
+//! What travels over REST. Sizes are bytes, rates bytes or operations per second, times RFC 3339
+//! UTC, latencies microseconds; integers always, never strings for numbers.
+//!
+//! Invariants: types that clients send refuse unknown fields; types that they receive tolerate
+//! them. Fields are only ever added.
+
+use crate::envelope::Named;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+macro_rules! named {
+    ($($name:ident),* $(,)?) => {
+        $(impl Named for $name { const KIND: &'static str = stringify!($name); })*
+    };
+}
+named!(
+    Status,
+    Cluster,
+    Health,
+    Host,
+    Disk,
+    DiskWipe,
+    Group,
+    Policy,
+    PolicyCheck,
+    Volume,
+    Placement,
+    Resync,
+    Scrub,
+    Task,
+    Event,
+    Session,
+);
+
+/// A cluster on one screen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Who.
+    pub cluster: Cluster,
+    /// How it is.
+    pub health: Health,
+    /// Its space.
+    pub space: Space,
+    /// Its load, all volumes together.
+    pub io: Io,
+    /// Hosts that answer.
+    pub hosts_up: u32,
+    /// Hosts.
+    pub hosts: u32,
+    /// Volumes.
+    pub volumes: u32,
+    /// Volumes that have lost a copy, and serve.
+    pub volumes_degraded: u32,
+    /// Volumes that cannot serve.
+    pub volumes_inaccessible: u32,
+    /// Bytes that resync still has to look at.
+    pub resync_bytes_left: u64,
+    /// When resync will be done at its present rate; absent when idle or stalled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resync_seconds_left: Option<u64>,
+    /// Checksums that did not match, since the start of the processes.
+    pub checksum_errors: u64,
+}
+
+/// The cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Cluster {
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// For people.
+    pub name: String,
+    /// Program version of the host that answers.
+    pub release: String,
+    /// Name of the host that answers.
+    pub answered_by: String,
+    /// Seconds that a member may be absent before it is rebuilt elsewhere.
+    pub repair_delay_s: u32,
+    /// Floor of the resync rate, bytes per second and host.
+    pub resync_floor_bytes: u64,
+}
+
+/// How bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, with less safety or speed than promised.
+    Warning,
+    /// Something does not work.
+    Critical,
+    /// Cannot be found out.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Everything that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// The worst of `checks`.
+    pub level: Level,
+    /// Checks that did not pass, the worst first.
+    pub checks: Vec<HealthCheck>,
+}
+
+/// One check that did not pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HealthCheck {
+    /// Stable name, kebab-case: `host-down`.
+    pub name: String,
+    /// How bad.
+    pub level: Level,
+    /// What and where, one sentence.
+    pub message: String,
+    /// What to do; empty if it heals by itself.
+    pub remedy: String,
+}
+
+/// Bytes of capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Space {
+    /// Bytes that components may use in all.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes that new data can still take; reserves are left out.
+    pub free_bytes: u64,
+}
+
+/// Load over about the last second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Io {
+    /// Reads per second.
+    pub read_iops: u64,
+    /// Writes per second, with discards and zeroes.
+    pub write_iops: u64,
+    /// Bytes read per second.
+    pub read_bytes_per_second: u64,
+    /// Bytes written per second.
+    pub write_bytes_per_second: u64,
+    /// Mean latency of reads, in microseconds; 0 without reads.
+    pub read_latency_us: u64,
+    /// Mean latency of writes, in microseconds; 0 without writes.
+    pub write_latency_us: u64,
+}
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Host {
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// For people; unique.
+    pub name: String,
+    /// Whether it answers.
+    pub up: bool,
+    /// Two members of one leg are never in the same one.
+    pub fault_domain: String,
+    /// Where its REST interface is.
+    pub api: String,
+    /// Where other hosts reach it, the preferred one first.
+    pub peers: Vec<String>,
+    /// Program version.
+    pub release: String,
+    /// Its disk groups.
+    pub groups: u32,
+    /// Volumes whose I/O it orders.
+    pub owned_volumes: u32,
+    /// Its space.
+    pub space: Space,
+    /// Load of its clients.
+    pub io: Io,
+}
+
+/// What a disk is to Atoll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskState {
+    /// Part of a working disk group.
+    InUse,
+    /// Empty: `group create` can take it.
+    Empty,
+    /// Labelled by this cluster, and not part of a running group.
+    Idle,
+    /// Holds something else: another cluster's label, a partition table, a file system.
+    Foreign,
+    /// Cannot be used: too small, not aligned, unreadable.
+    Unusable,
+    /// Was in use, and has failed.
+    Failed,
+    /// Configured, and not there.
+    Missing,
+    /// Of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+/// One disk that a host is configured to use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Name of its host.
+    pub host: String,
+    /// Where the host finds it.
+    pub path: String,
+    /// The id in its label, if it has one of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What it is to Atoll.
+    pub state: DiskState,
+    /// The disk group it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// What was found on it, or why it cannot be used; empty when all is well.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// A request to erase what a disk holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskWipeRequest {
+    /// A path that the host is configured to use.
+    pub path: String,
+    /// Also when it holds foreign data or an idle label of this cluster. A disk of a running
+    /// group is never wiped.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// What a wipe erases.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskWipe {
+    /// Name of its host.
+    pub host: String,
+    /// Which disk.
+    pub path: String,
+    /// What was on it.
+    pub erased: String,
+}
+
+/// What a disk group is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupShape {
+    /// One device carries both its log and its capacity.
+    SingleTier,
+    /// An SSD carries the log, 1-7 SSDs the capacity.
+    AllFlash,
+}
+
+/// One disk group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Group {
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// Name of its host.
+    pub host: String,
+    /// Its shape.
+    pub shape: GroupShape,
+    /// Paths of its devices, the cache first.
+    pub disks: Vec<String>,
+    /// False once it has failed.
+    pub healthy: bool,
+    /// Why, when not healthy.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub failure: String,
+    /// Its space.
+    pub space: Space,
+    /// Size of its write log.
+    pub log_bytes: u64,
+    /// Part of the log in use, in percent.
+    pub log_fill_percent: u8,
+    /// Components it keeps.
+    pub components: u32,
+}
+
+/// A request to make a disk group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupCreate {
+    /// Name or id of the host; the one that answers without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Paths of the disks, the cache first, as a `[[group]]` of the host's configuration lists
+    /// them.
+    pub disks: Vec<String>,
+}
+
+/// How redundancy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Whole copies.
+    Mirror,
+}
+
+/// How volumes are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Its name; unique.
+    pub name: String,
+    /// Failures of hosts that lose nothing: 0-3.
+    pub failures_to_tolerate: u8,
+    /// How redundancy is made.
+    #[serde(default = "mirror")]
+    pub method: Method,
+    /// Legs that strips are spread over: 1-12.
+    #[serde(default = "one")]
+    pub stripe_width: u8,
+    /// Ceiling in I/Os per second; 0: none.
+    #[serde(default)]
+    pub iops_limit: u32,
+}
+
+fn mirror() -> Method {
+    Method::Mirror
+}
+fn one() -> u8 {
+    1
+}
+
+/// A question: could a volume of that size be placed now?
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyCheckRequest {
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PolicyCheck {
+    /// The policy.
+    pub policy: String,
+    /// The size asked about.
+    pub size_bytes: u64,
+    /// Whether it can be placed.
+    pub fits: bool,
+    /// Bytes that it can use in all, over all copies.
+    pub raw_bytes: u64,
+    /// Why, one sentence a line: the places, or the rules that are not met, and what is missing.
+    pub reasons: Vec<String>,
+}
+
+/// How a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum VolumeState {
+    /// Every copy is in sync.
+    Healthy,
+    /// A copy is missing.
+    Degraded,
+    /// A copy is being brought up to date.
+    Resyncing,
+    /// Too few copies can be reached.
+    Inaccessible,
+    /// Being made.
+    Creating,
+    /// Being deleted.
+    Deleting,
+    /// Of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// Its name; unique.
+    pub name: String,
+    /// 16 hexadecimal digits: its object.
+    pub id: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes it uses on disks, all copies together, as far as known to the host that answers.
+    pub used_bytes: u64,
+    /// Name of its policy.
+    pub policy: String,
+    /// Failures of hosts that lose nothing.
+    pub failures_to_tolerate: u8,
+    /// How it is.
+    pub state: VolumeState,
+    /// Host that orders its I/O; absent before the first use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Counts its owners.
+    pub epoch: u32,
+    /// Clients connected to the host that answers.
+    pub sessions: u32,
+    /// When it was made.
+    pub created_at: String,
+    /// Rises with every change; travels as `ETag` too.
+    pub revision: u64,
+    /// Its load.
+    pub io: Io,
+    /// How clients reach it on the host that answers: `nbd+unix:///name?socket=...`.
+    pub exports: Vec<String>,
+}
+
+/// A request for a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeCreate {
+    /// Its name.
+    pub name: String,
+    /// Its size, a multiple of 4 KiB.
+    pub size_bytes: u64,
+    /// Name of its policy; `default` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+/// A change of a volume; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumePatch {
+    /// Its new size, a multiple of 4 KiB, not below the present one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
+/// A new size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeResize {
+    /// In bytes, a multiple of 4 KiB, not below the present one.
+    pub size_bytes: u64,
+}
+
+/// Where a volume is, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Placement {
+    /// Its name.
+    pub volume: String,
+    /// 16 hexadecimal digits.
+    pub object: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Host that orders its I/O.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Counts its owners.
+    pub epoch: u32,
+    /// Its members, by leg.
+    pub members: Vec<Member>,
+    /// Why it is there, one sentence a line.
+    pub reasons: Vec<String>,
+}
+
+/// The state of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberState {
+    /// Holds every acknowledged operation.
+    Active,
+    /// Away.
+    Absent,
+    /// Being brought up to date.
+    Resyncing,
+    /// Of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+/// One member of a leg.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Member {
+    /// Which leg.
+    pub leg: u32,
+    /// 16 hexadecimal digits.
+    pub component: String,
+    /// Name of its host.
+    pub host: String,
+    /// Its disk group.
+    pub group: String,
+    /// Its fault domain.
+    pub fault_domain: String,
+    /// Its state.
+    pub state: MemberState,
+    /// Since when it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent_since: Option<String>,
+    /// When it will be rebuilt elsewhere if it stays away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_at: Option<String>,
+}
+
+/// Resync of the whole cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Resync {
+    /// Held by an administrator.
+    pub paused: bool,
+    /// Ceiling, bytes per second and host; 0: none.
+    pub limit_bytes_per_second: u64,
+    /// Bytes left to look at.
+    pub bytes_left: u64,
+    /// Bytes copied per second at present.
+    pub bytes_per_second: u64,
+    /// Estimate; absent when idle or stalled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<u64>,
+    /// What is being brought up to date, volumes without redundancy first.
+    pub items: Vec<ResyncItem>,
+}
+
+/// One component that is being brought up to date.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ResyncItem {
+    /// Whose.
+    pub volume: String,
+    /// Which leg.
+    pub leg: u32,
+    /// The component that is written.
+    pub component: String,
+    /// The host that is written to.
+    pub host: String,
+    /// Bytes left to look at.
+    pub bytes_left: u64,
+    /// Bytes copied so far.
+    pub bytes_done: u64,
+}
+
+/// A change of resync; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResyncPatch {
+    /// Hold it, or let it go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// Ceiling, bytes per second and host; 0: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes_per_second: Option<u64>,
+}
+
+/// The scrub of one disk group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Scrub {
+    /// The disk group.
+    pub group: String,
+    /// Name of its host.
+    pub host: String,
+    /// A pass is running.
+    pub running: bool,
+    /// Blocks of 4 KiB looked at in this pass, or in the last.
+    pub blocks_checked: u64,
+    /// Blocks to look at.
+    pub blocks_total: u64,
+    /// Blocks whose checksum did not match; they are repaired from other copies.
+    pub blocks_bad: u64,
+}
+
+/// A request to verify checksums.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubStart {
+    /// Only this disk group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Only this volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Ceiling per disk group; the server's default without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+}
+
+/// How a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskState {
+    /// Goes on.
+    Running,
+    /// Has ended well.
+    Done,
+    /// Has ended with an error.
+    Failed,
+    /// Of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Work that outlasts its request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Task {
+    /// Its id.
+    pub id: String,
+    /// What it does, kebab-case: `rebuild`, `scrub`, `delete-volume`.
+    pub kind: String,
+    /// To what.
+    pub subject: String,
+    /// How it is.
+    pub state: TaskState,
+    /// How far, 0 to 100.
+    pub percent: u8,
+    /// What it does now, or why it failed.
+    pub message: String,
+    /// When it began.
+    pub started_at: String,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<String>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Rises by one from event to event of one host; restarts with its process.
+    pub id: u64,
+    /// When.
+    pub at: String,
+    /// Name of the host that saw it.
+    pub host: String,
+    /// How bad.
+    pub level: Level,
+    /// Stable name, kebab-case: `member-absent`.
+    pub kind: String,
+    /// Volume, host, disk or group it is about.
+    pub subject: String,
+    /// One sentence.
+    pub message: String,
+}
+
+/// One client of a volume on the host that answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    /// Its volume.
+    pub volume: String,
+    /// Host that it is connected to.
+    pub host: String,
+    /// Its protocol: `nbd`.
+    pub protocol: String,
+    /// Who it is, as far as known.
+    pub peer: String,
+    /// Since when.
+    pub since: String,
+    /// Reads it has made.
+    pub reads: u64,
+    /// Writes it has made.
+    pub writes: u64,
+    /// Requests that are not answered yet.
+    pub in_flight: u32,
+}
