@@ -1,5 +1,26 @@
 //! Objects: a virtual block device made of mirrored legs, ordered by one owner at a time.
 //!
+//! The mirror protocol (rules R1-R22, `docs/protocol.md`) is here: the owner's half in `owner`,
+//! `change`, `mend`, `resync` and `takeover`, the members' half in `member` and `grants`, the
+//! front end's half in `client`. `leg`, `grants`, `ranges` and `placement` decide without waiting.
+//!
 //! Knows components, never disks: even its own host's store is reached through `transport`.
 
+mod change;
+pub mod client;
+mod codec;
+pub mod grants;
+mod leg;
+pub mod limits;
+pub mod member;
+mod mend;
+pub mod message;
+pub mod objects;
+mod owner;
 pub mod placement;
+pub mod ranges;
+pub mod resync;
+mod takeover;
+
+pub use client::ObjectVolume;
+pub use objects::{Event, Objects};

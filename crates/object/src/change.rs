@@ -1,0 +1,132 @@
+//! Changing the record of an object in the directory (R12, R13).
+//!
+//! A change is believed only when a transaction that writes has confirmed it. When an answer is
+//! lost, the same change is sent again against the same revision: either it is done now, and the
+//! first attempt can never be, or the present record shows by its nonce that the first one was.
+
+use crate::limits::{DIRECTORY_DEADLINE, RETRY_EVERY};
+use crate::owner::{Fail, Owner, Stop};
+use atoll_format::record::{self, ObjectRecord, ObjectState, key};
+use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
+use atoll_world::{Components, DirectoryError, World, sometimes};
+
+/// What a confirmed transaction left in the directory.
+pub(crate) enum Swapped {
+    /// The new record, at this revision.
+    Done(Revision),
+    /// One of the earlier attempts had been applied.
+    Earlier(Box<ObjectRecord>, Revision),
+    /// Somebody else's record.
+    Other(Box<ObjectRecord>, Revision),
+    /// No record at all, or one that cannot be read.
+    Gone,
+}
+
+/// One attempt to replace the record at `revision`.
+///
+/// # Errors
+/// Nothing is known; try again with the same revision and the nonce remembered.
+pub(crate) async fn swap<W: World>(
+    world: &W,
+    revision: Revision,
+    record: &ObjectRecord,
+    earlier: &[u64],
+) -> Result<Swapped, DirectoryError> {
+    let key = key::object(record.id);
+    let txn = Txn {
+        compares: vec![Compare { key: key.clone(), modified: revision }],
+        changes: vec![Change::Put(key.clone(), record::encode(record))],
+    };
+    let deadline = world.now() + DIRECTORY_DEADLINE;
+    let reply = world
+        .timeout_at(deadline, world.directory().txn(txn))
+        .await
+        .unwrap_or_else(|_| Err(DirectoryError::Unknown("no answer in time".into())))?;
+    let entry = match reply {
+        TxnReply::Done(revision) => return Ok(Swapped::Done(revision)),
+        TxnReply::Conflict(found) => found.into_iter().find(|(k, _)| *k == key),
+    };
+    let Some((_, Some(entry))) = entry else { return Ok(Swapped::Gone) };
+    let Ok(found) = record::decode::<ObjectRecord>(&key, &entry.value) else {
+        return Ok(Swapped::Gone);
+    };
+    Ok(if earlier.contains(&found.nonce) {
+        sometimes!("change.lost_answer_was_applied");
+        Swapped::Earlier(Box::new(found), entry.modified)
+    } else {
+        Swapped::Other(Box::new(found), entry.modified)
+    })
+}
+
+impl<W: World, S: Components> Owner<W, S> {
+    /// Applies `edit` to the record and returns once the directory has confirmed it. `edit` says
+    /// whether there is anything to change; it may be called again on a newer record.
+    pub async fn change(&self, edit: impl Fn(&mut ObjectRecord) -> bool) -> Result<(), Fail> {
+        let _turn = self.0.changing.acquire(1).await;
+        let mut nonces = Vec::new();
+        loop {
+            if self.is_stopped() {
+                return Err(Fail::Stopped);
+            }
+            let mut record = self.0.record.borrow().clone();
+            if !edit(&mut record) && nonces.is_empty() {
+                return Ok(());
+            }
+            record.nonce = self.world().random();
+            let swapped = swap(self.world(), self.0.revision.get(), &record, &nonces).await;
+            nonces.push(record.nonce);
+            match swapped {
+                Ok(Swapped::Done(revision)) => {
+                    self.adopt(record, revision);
+                    return Ok(());
+                }
+                Ok(Swapped::Earlier(record, revision)) => {
+                    self.adopt(*record, revision);
+                    return Ok(());
+                }
+                Ok(Swapped::Other(record, revision)) => {
+                    let mine = self.0.ctx.is_me(&record);
+                    if record.state == ObjectState::Deleting {
+                        self.stop(Stop::Deleted);
+                    } else if record.epoch != self.0.epoch || !mine {
+                        self.stop(Stop::Superseded);
+                    } else {
+                        nonces.clear();
+                        self.adopt(*record, revision);
+                    }
+                }
+                Ok(Swapped::Gone) => self.stop(Stop::Deleted),
+                Err(_) => {
+                    sometimes!("change.directory_gave_no_answer");
+                    self.world().sleep(RETRY_EVERY).await;
+                }
+            }
+            // Bounded: old attempts cannot be applied once the revision has moved, and only
+            // attempts at this revision count.
+            if nonces.len() > 64 {
+                nonces.remove(0);
+            }
+        }
+    }
+
+    fn adopt(&self, record: ObjectRecord, revision: Revision) {
+        *self.0.record.borrow_mut() = record;
+        self.0.revision.set(revision);
+    }
+
+    /// Looks whether the directory still calls this owner the owner; stops it if not. The answer
+    /// may be stale, so it can only stop, never confirm.
+    pub async fn verify(&self) {
+        let key = key::object(self.0.id);
+        let deadline = self.now() + DIRECTORY_DEADLINE;
+        let got = self.world().timeout_at(deadline, self.world().directory().get(&key)).await;
+        let Ok(Ok(entry)) = got else { return };
+        let Some(entry) = entry else { return };
+        if let Ok(record) = record::decode::<ObjectRecord>(&key, &entry.value)
+            && entry.modified > self.0.revision.get()
+            && (record.epoch > self.0.epoch || record.state == ObjectState::Deleting)
+        {
+            self.stop(Stop::Superseded);
+        }
+    }
+}

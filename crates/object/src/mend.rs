@@ -1,0 +1,261 @@
+//! Members that fail: brought back in a new session if that is quick, else dropped by a change of
+//! the record before anything is acknowledged without them.
+
+use crate::leg::{Leg, Role};
+use crate::limits::{CALL_DEADLINE, MEND, RETRY_EVERY, WATCH_EVERY};
+use crate::message::{Reply, Request};
+use crate::objects::Event;
+use crate::owner::{Fail, Owner, Stop};
+use atoll_format::id::{ComponentId, Session};
+use atoll_format::record::{MemberState, ObjectRecord};
+use atoll_transport::CallError;
+use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
+use std::rc::Rc;
+
+/// What is wrong with a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    /// Its connection broke, or it answered nonsense.
+    Link,
+    /// It has not acknowledged in time while another member has.
+    Late,
+    /// Its store refuses or has failed.
+    Store(StoreError),
+}
+
+impl Trouble {
+    /// Whether a new session may help.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Link => true,
+            Self::Late => false,
+            Self::Store(error) => matches!(
+                error,
+                StoreError::Session { .. } | StoreError::Damaged { .. } | StoreError::Malformed(_)
+            ),
+        }
+    }
+    /// Whether its data is known to be gone: no reason to wait before rebuilding it elsewhere.
+    fn is_lost(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Failed(_) | StoreError::NoComponent(_)))
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Link => write!(f, "its host cannot be reached"),
+            Self::Late => write!(f, "it did not acknowledge in time"),
+            Self::Store(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// The member of `component` in a record.
+pub(crate) fn state_of(
+    record: &mut ObjectRecord,
+    component: ComponentId,
+) -> Option<&mut MemberState> {
+    let members = record.legs.iter_mut().flat_map(|leg| leg.members.iter_mut());
+    members.filter(|m| m.component == component).map(|m| &mut m.state).next()
+}
+
+impl<W: World, S: Components> Owner<W, S> {
+    /// Something is wrong with the member of that slot, as seen in `session`.
+    pub fn on_trouble(&self, leg: &Rc<Leg>, slot: u8, session: Session, trouble: Trouble) {
+        let mine = leg.with_member(slot, |m| {
+            let first = m.session == session && !m.mending && m.role.receives();
+            m.mending |= first;
+            first
+        });
+        if mine == Some(true) && !self.is_stopped() {
+            self.world().spawn(self.clone().mend(leg.clone(), slot, trouble));
+        }
+    }
+
+    async fn mend(self, leg: Rc<Leg>, slot: u8, mut trouble: Trouble) {
+        let give_up = self.now() + MEND;
+        loop {
+            if self.is_stopped() {
+                return;
+            }
+            match leg.member(slot).map(|m| m.role) {
+                Some(Role::Active) => {}
+                // Behind on purpose: it starts over from where it certainly was (A2, F12).
+                Some(Role::Resyncing { .. }) => break self.drop_resyncing(&leg, slot).await,
+                // R15: the promotion is resolved first, then this member is active and dropped.
+                Some(Role::Promoting) => {
+                    self.world().sleep(RETRY_EVERY).await;
+                    continue;
+                }
+                Some(Role::Absent { .. }) | None => break,
+            }
+            let last = !leg.has_other_active(slot);
+            if last || (trouble.may_pass() && self.now() < give_up) {
+                match self.attach(&leg, slot, give_up).await {
+                    Ok(()) => {
+                        sometimes!("mend.member_came_back_in_a_new_session");
+                        break;
+                    }
+                    Err(Some(error)) => trouble = Trouble::Store(error),
+                    Err(None) if trouble.may_pass() => trouble = Trouble::Link,
+                    Err(None) => {}
+                }
+            } else if self.drop_active(&leg, slot, &trouble).await.is_ok() {
+                break;
+            }
+            self.world().sleep(RETRY_EVERY / 2).await;
+        }
+        leg.with_member(slot, |m| m.mending = false);
+        leg.poke_all();
+    }
+
+    /// Opens a new session to a member and sends it everything that is in flight.
+    ///
+    /// # Errors
+    /// The store's error, or none if the member could not be reached.
+    pub async fn attach(
+        &self,
+        leg: &Rc<Leg>,
+        slot: u8,
+        until: Nanos,
+    ) -> Result<(), Option<StoreError>> {
+        let Some(member) = leg.member(slot) else { return Err(None) };
+        let session = self.next_session();
+        let request = Request::Attach { component: member.component, session };
+        let deadline = until.max(self.now() + RETRY_EVERY).min(self.now() + CALL_DEADLINE);
+        let reply = self.0.ctx.peers().call(member.host, Lane::Control, request, deadline).await;
+        match reply {
+            Ok(Reply::Promise { .. }) => {
+                leg.on_attached(slot, session);
+                leg.poke_all();
+                Ok(())
+            }
+            Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
+                self.stop(Stop::Superseded);
+                Err(None)
+            }
+            Ok(Reply::Failed(error)) => Err(Some(error)),
+            Ok(_) | Err(CallError::Refused(_)) | Err(_) => Err(None),
+        }
+    }
+
+    /// Takes an active member out of the record; until that is confirmed it is awaited (R12).
+    async fn drop_active(&self, leg: &Rc<Leg>, slot: u8, trouble: &Trouble) -> Result<(), Fail> {
+        let Some(member) = leg.member(slot) else { return Ok(()) };
+        let lost = trouble.is_lost();
+        let at_ms = self.world().unix_ms();
+        self.change(|record| {
+            // Decided again at each attempt: another member may have gone meanwhile (R20).
+            if !leg.has_other_active(slot) {
+                return false;
+            }
+            // W at the moment of the change (R4): neither assigned nor acknowledged ids will do.
+            let since = leg.committed();
+            let Some(state) = state_of(record, member.component) else { return false };
+            *state = MemberState::Absent { since, at_ms, lost };
+            true
+        })
+        .await?;
+        let confirmed =
+            state_of(&mut self.0.record.borrow_mut(), member.component).map(|state| *state);
+        let Some(MemberState::Absent { since, .. }) = confirmed else {
+            return Err(Fail::Stopped);
+        };
+        sometimes!("mend.member_dropped");
+        leg.with_member(slot, |m| m.role = Role::Absent { since });
+        leg.poke_all();
+        self.0.ctx.event(Event::MemberDropped {
+            object: self.0.id,
+            host: member.host,
+            why: trouble.to_string(),
+        });
+        Ok(())
+    }
+
+    /// A resyncing member failed: it keeps its `from` (R4, F12).
+    async fn drop_resyncing(&self, leg: &Rc<Leg>, slot: u8) {
+        let Some(member) = leg.member(slot) else { return };
+        let Role::Resyncing { from } = member.role else { return };
+        let at_ms = self.world().unix_ms();
+        let changed = self
+            .change(|record| {
+                let Some(state) = state_of(record, member.component) else { return false };
+                if !state.is_resyncing() {
+                    return false;
+                }
+                *state = MemberState::Absent { since: from, at_ms, lost: false };
+                true
+            })
+            .await;
+        if changed.is_ok() {
+            sometimes!("mend.resyncing_member_dropped");
+            leg.with_member(slot, |m| m.role = Role::Absent { since: from });
+            leg.poke_all();
+        }
+    }
+
+    /// Looks for late operations and lost leases until the owner stops.
+    pub async fn watch(self) {
+        let mut ticks = 0u64;
+        while !self.is_stopped() {
+            self.world().sleep(WATCH_EVERY).await;
+            ticks += 1;
+            let now = self.now();
+            for leg in self.legs() {
+                for (slot, session) in leg.late(now) {
+                    sometimes!("watch.member_is_late");
+                    self.on_trouble(&leg, slot, session, Trouble::Late);
+                }
+                self.watch_leases(&leg, now);
+                if ticks.is_multiple_of(2) {
+                    self.tell_committed(&leg);
+                }
+            }
+        }
+    }
+
+    /// A member that gives no lease blocks every read: it is brought back or dropped.
+    fn watch_leases(&self, leg: &Rc<Leg>, now: Nanos) {
+        let overdue: Vec<(u8, Session)> = leg
+            .members
+            .borrow()
+            .iter()
+            .filter(|m| m.role == Role::Active && !m.mending && m.lease_until < now)
+            .map(|m| (m.slot, m.session))
+            .collect();
+        let all = overdue.len()
+            == leg.members.borrow().iter().filter(|m| m.role == Role::Active).count();
+        // All at once: this host was paused or is cut off; the next renewal tells.
+        if all && leg.members.borrow().len() > 1 {
+            return;
+        }
+        for (slot, session) in overdue {
+            sometimes!("watch.lease_overdue");
+            self.on_trouble(leg, slot, session, Trouble::Late);
+        }
+    }
+
+    /// Members forget what is committed only when told; idle objects are told here.
+    fn tell_committed(&self, leg: &Rc<Leg>) {
+        let seq = leg.committed();
+        if leg.committed_told.get() >= seq {
+            return;
+        }
+        leg.committed_told.set(seq);
+        let members: Vec<_> = leg
+            .members
+            .borrow()
+            .iter()
+            .filter(|m| m.role.receives())
+            .map(|m| (m.host, m.component))
+            .collect();
+        for (host, component) in members {
+            let request = Request::Committed { component, epoch: self.0.epoch, seq };
+            let call = self.call(host, Lane::Data, request, CALL_DEADLINE);
+            self.world().spawn(async move {
+                let _ = call.await;
+            });
+        }
+    }
+}

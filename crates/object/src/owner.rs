@@ -1,0 +1,816 @@
+//! The owner of one object: orders its I/O, keeps its members in step, answers its clients.
+//!
+//! This file holds the owner's state and its read and write paths. `takeover` makes an owner,
+//! `change` alters the directory's record, `mend` deals with members that fail, `resync` brings
+//! them back.
+//!
+//! Invariants:
+//! - a write is acknowledged when every awaited member has it durable, never earlier;
+//! - no read overlaps a write in flight (R8), and none is answered without a lease from every
+//!   awaited member of its leg, looked at after the data was there (R11);
+//! - a stopped owner answers nothing and changes nothing (R21).
+
+use crate::leg::{Leg, Member, Op, Role};
+use crate::limits::{
+    APPEND_DEADLINE, BYTES_MAX, CALL_DEADLINE, HEDGE, HOLD, OPS_MAX, READ_DEADLINE, RETRY_EVERY,
+};
+use crate::message::{Reply, Request};
+use crate::objects::{Ctx, Event};
+use crate::ranges::{RangeGuard, RangeLocks};
+use atoll_format::checksum::block_crcs;
+use atoll_format::id::{ClientId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
+use atoll_format::record::{ObjectRecord, Place};
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, SECTOR};
+use atoll_transport::CallError;
+use atoll_world::components::{Copy, CopyBlock, ReadBlocks};
+use atoll_world::directory::Revision;
+use atoll_world::sync::{Notify, Permit, Semaphore, oneshot};
+use atoll_world::volume::{Extent, ExtentKind};
+use atoll_world::{
+    Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes,
+};
+use futures_util::future::{Either, LocalBoxFuture, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::FutureExt;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Why an owner gives no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Fail {
+    /// It is no longer the owner; a write's outcome is unknown.
+    Stopped,
+    /// The operation failed.
+    Volume(VolumeError),
+}
+
+impl From<VolumeError> for Fail {
+    fn from(error: VolumeError) -> Self {
+        Self::Volume(error)
+    }
+}
+
+/// Why an owner has stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Stop {
+    /// A newer epoch exists.
+    Superseded,
+    /// The object is being deleted.
+    Deleted,
+    /// Handed over on purpose.
+    Released,
+}
+
+/// The owner of one object on this host.
+pub(crate) struct Owner<W: World, S: Components>(pub(crate) Rc<Inner<W, S>>);
+
+impl<W: World, S: Components> Clone for Owner<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+pub(crate) struct Inner<W: World, S: Components> {
+    pub ctx: Rc<Ctx<W, S>>,
+    pub id: ObjectId,
+    pub epoch: Epoch,
+    pub record: RefCell<ObjectRecord>,
+    pub revision: Cell<Revision>,
+    /// One change of the record at a time (R12).
+    pub changing: Semaphore,
+    pub legs: RefCell<Vec<Rc<Leg>>>,
+    pub locks: RangeLocks,
+    next_seq: Cell<Seq>,
+    next_attach: Cell<u32>,
+    ops: Semaphore,
+    bytes: Semaphore,
+    stopped: RefCell<Option<Stop>>,
+    pub stop_notify: Notify,
+    /// A lease was renewed.
+    pub lease_notify: Notify,
+    /// Forwarded writes in flight: a retry joins its first attempt (R21).
+    joining: RefCell<BTreeMap<(ClientId, u32), Notify>>,
+    /// Tickets of operations that takeover rolled forward (R21).
+    pub rolled_forward: RefCell<BTreeSet<(ClientId, u32)>>,
+    /// I/O of guests, for resync to yield to.
+    pub guest_ops: Cell<u64>,
+    pub resync: RefCell<crate::resync::Progress>,
+}
+
+/// The answer of one member to one append.
+type Answer = (u8, Session, Result<Reply, CallError>);
+/// Calls in flight of one operation.
+type Calls = FuturesUnordered<LocalBoxFuture<'static, Answer>>;
+
+impl<W: World, S: Components> Owner<W, S> {
+    /// An owner whose epoch the directory has confirmed and whose members are attached.
+    pub fn new(
+        ctx: Rc<Ctx<W, S>>,
+        record: ObjectRecord,
+        revision: Revision,
+        legs: Vec<Rc<Leg>>,
+        attach: u32,
+    ) -> Self {
+        Self(Rc::new(Inner {
+            ctx,
+            id: record.id,
+            epoch: record.epoch,
+            next_seq: Cell::new(Seq(record.seq_base.0 + 1)),
+            record: RefCell::new(record),
+            revision: Cell::new(revision),
+            changing: Semaphore::new(1),
+            legs: RefCell::new(legs),
+            locks: RangeLocks::new(),
+            next_attach: Cell::new(attach + 1),
+            ops: Semaphore::new(OPS_MAX),
+            bytes: Semaphore::new(BYTES_MAX),
+            stopped: RefCell::new(None),
+            stop_notify: Notify::default(),
+            lease_notify: Notify::default(),
+            joining: RefCell::default(),
+            rolled_forward: RefCell::default(),
+            guest_ops: Cell::new(0),
+            resync: RefCell::default(),
+        }))
+    }
+
+    pub fn world(&self) -> &W {
+        &self.0.ctx.world
+    }
+
+    pub fn now(&self) -> Nanos {
+        self.0.ctx.world.now()
+    }
+
+    pub fn leg(&self, index: usize) -> Rc<Leg> {
+        self.0.legs.borrow()[index].clone()
+    }
+
+    pub fn legs(&self) -> Vec<Rc<Leg>> {
+        self.0.legs.borrow().clone()
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.0.record.borrow().size_bytes
+    }
+
+    /// Whether it has stopped, and why.
+    pub fn stopped(&self) -> Option<Stop> {
+        self.0.stopped.borrow().clone()
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.0.stopped.borrow().is_some()
+    }
+
+    /// Stops for good: no acknowledgement, no answer, no change from here on (R21).
+    pub fn stop(&self, why: Stop) {
+        if self.is_stopped() {
+            return;
+        }
+        self.0.ctx.event(Event::OwnerStopped { object: self.0.id, epoch: self.0.epoch });
+        *self.0.stopped.borrow_mut() = Some(why);
+        self.0.stop_notify.notify_all();
+        self.0.lease_notify.notify_all();
+        for leg in self.legs() {
+            leg.poke_all();
+        }
+        self.0.ctx.owner_stopped(self.0.id, self.0.epoch);
+    }
+
+    /// The next session of any member in this epoch.
+    pub fn next_session(&self) -> Session {
+        let attach = self.0.next_attach.get();
+        self.0.next_attach.set(attach + 1);
+        Session { epoch: self.0.epoch, attach }
+    }
+
+    pub fn call(
+        &self,
+        host: HostId,
+        lane: Lane,
+        request: Request,
+        span: Nanos,
+    ) -> impl Future<Output = Result<Reply, CallError>> + 'static {
+        self.0.ctx.peers().call(host, lane, request, self.now() + span)
+    }
+
+    // ---- writing -------------------------------------------------------------------------
+
+    /// Queues `op` for the member of that slot, behind everything sent to it before.
+    fn send(&self, leg: &Leg, slot: u8, op: &Op, calls: &Calls) {
+        let Some((host, component, session)) = leg.with_member(slot, |m| {
+            if m.role.receives() && !m.role.is_awaited() || m.role == Role::Promoting {
+                m.unacked.insert(op.id.seq);
+            }
+            (m.host, m.component, m.session)
+        }) else {
+            return;
+        };
+        let op = op.to_component_op(leg.committed());
+        let request = Request::Append { component, session, op };
+        let call = self.call(host, Lane::Data, request, APPEND_DEADLINE);
+        calls.push(call.map(move |reply| (slot, session, reply)).boxed_local());
+    }
+
+    /// Replicates one operation whose range is locked; returns when it is decided.
+    async fn submit(
+        &self,
+        leg: &Rc<Leg>,
+        content: (OpKind, BlockRange, Vec<u32>, Vec<Buf>),
+        ticket: Ticket,
+        guard: (RangeGuard, Permit, Permit),
+    ) -> Result<(), Fail> {
+        let (kind, range, crcs, payload) = content;
+        if kind == OpKind::Write && !leg.is_reserved(range.chunk()) {
+            self.reserve(leg, range.chunk()).await?;
+        }
+        if self.is_stopped() {
+            return Err(Fail::Stopped);
+        }
+        if kind == OpKind::Discard {
+            leg.set_reserved(range.chunk(), false);
+        }
+        // No await from here until everything is queued: the order of sequence numbers is the
+        // order in every session (R2).
+        let seq = self.0.next_seq.get();
+        self.0.next_seq.set(Seq(seq.0 + 1));
+        let op = Rc::new(Op {
+            id: OpId { epoch: self.0.epoch, seq },
+            ticket,
+            kind,
+            range,
+            crcs,
+            payload,
+            started: self.now(),
+            acked: Cell::new(0),
+            decided: Cell::new(false),
+            poke: Notify::default(),
+            resend: RefCell::default(),
+        });
+        leg.begin(op.clone());
+        let calls = Calls::new();
+        let here = self.0.ctx.host;
+        let mut slots: Vec<(bool, u8)> = leg
+            .members
+            .borrow()
+            .iter()
+            .filter(|m| m.role.receives())
+            .map(|m| (m.host == here, m.slot))
+            .collect();
+        // Remote members first: their round trip runs beside the local write.
+        slots.sort_unstable();
+        for (_, slot) in slots {
+            self.send(leg, slot, &op, &calls);
+        }
+        let (done, decided) = oneshot();
+        self.0.ctx.world.spawn(self.clone().drive(leg.clone(), op, calls, done, guard));
+        decided.await.map_err(|_| Fail::Stopped)
+    }
+
+    /// Follows one operation until it is decided and every member it was sent to has answered.
+    /// Runs on its own: an operation's fate does not depend on whether its client still waits.
+    async fn drive(
+        self,
+        leg: Rc<Leg>,
+        op: Rc<Op>,
+        mut calls: Calls,
+        done: atoll_world::sync::Sender<()>,
+        guard: (RangeGuard, Permit, Permit),
+    ) {
+        let mut waiting = Some((done, guard));
+        loop {
+            if self.is_stopped() {
+                return;
+            }
+            let poked = op.poke.notified();
+            for slot in op.resend.take() {
+                self.send(&leg, slot, &op, &calls);
+            }
+            if leg.decide(&op) {
+                // Dropping the guard lets the next overlapping operation start.
+                if let Some((done, _guard)) = waiting.take() {
+                    done.send(());
+                }
+            }
+            if calls.is_empty() {
+                if op.decided.get() {
+                    return;
+                }
+                poked.await;
+                continue;
+            }
+            match select(calls.next(), poked).await {
+                Either::Left((Some((slot, session, reply)), _)) => {
+                    self.on_answer(&leg, &op, slot, session, reply);
+                }
+                Either::Left((None, _)) | Either::Right(_) => {}
+            }
+        }
+    }
+
+    fn on_answer(
+        &self,
+        leg: &Rc<Leg>,
+        op: &Op,
+        slot: u8,
+        session: Session,
+        reply: Result<Reply, CallError>,
+    ) {
+        match reply {
+            Ok(Reply::Done) => leg.on_ack(op, slot, session),
+            Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
+                sometimes!("owner.fenced_off");
+                self.stop(Stop::Superseded);
+            }
+            Ok(Reply::Failed(error)) => {
+                self.on_trouble(leg, slot, session, crate::mend::Trouble::Store(error));
+            }
+            Ok(_) => self.on_trouble(leg, slot, session, crate::mend::Trouble::Link),
+            Err(_) => self.on_trouble(leg, slot, session, crate::mend::Trouble::Link),
+        }
+    }
+
+    /// Asks every member for a slot, so that a full one is seen before anything is applied.
+    async fn reserve(&self, leg: &Rc<Leg>, chunk: u32) -> Result<(), Fail> {
+        let awaited: Vec<Member> =
+            leg.members.borrow().iter().filter(|m| m.role.is_awaited()).cloned().collect();
+        let calls: Vec<_> = awaited
+            .iter()
+            .map(|m| {
+                let epoch = self.0.epoch;
+                let request = Request::Reserve { component: m.component, epoch, chunk };
+                self.call(m.host, Lane::Data, request, CALL_DEADLINE)
+            })
+            .collect();
+        let mut all = true;
+        for (member, reply) in awaited.iter().zip(futures_util::future::join_all(calls).await) {
+            match reply {
+                Ok(Reply::Done) => {}
+                Ok(Reply::Failed(StoreError::Full)) => {
+                    sometimes!("owner.no_space");
+                    return Err(VolumeError::NoSpace(format!(
+                        "disk group {} of host {} is full",
+                        member.group,
+                        self.0.ctx.host_name(member.host)
+                    ))
+                    .into());
+                }
+                // Whatever else is wrong with the member shows when the operation is sent.
+                _ => all = false,
+            }
+        }
+        leg.set_reserved(chunk, all);
+        Ok(())
+    }
+
+    /// The leg and blocks of a piece of the object that lies inside one strip.
+    fn place(&self, at: u64, len: u64) -> Result<(Rc<Leg>, Place), VolumeError> {
+        let record = self.0.record.borrow();
+        let end = at.checked_add(len).filter(|&end| end <= record.size_bytes);
+        let one_strip = len > 0 && at / CHUNK == (at + (len.max(1) - 1)) / CHUNK;
+        if end.is_none()
+            || !one_strip
+            || !at.is_multiple_of(SECTOR)
+            || !len.is_multiple_of(SECTOR)
+        {
+            return Err(VolumeError::OutOfRange { at, len });
+        }
+        let place = record.locate(at);
+        Ok((self.leg(place.leg), place))
+    }
+
+    async fn permits(&self, bytes: usize) -> (Permit, Permit) {
+        let op = self.0.ops.acquire(1).await;
+        (op, self.0.bytes.acquire(bytes).await)
+    }
+
+    /// Carries out a write of a client; see [`ClientRequest`](crate::message::ClientRequest).
+    pub async fn write(
+        &self,
+        at: u64,
+        crcs: Vec<u32>,
+        data: Vec<Buf>,
+        ticket: Ticket,
+    ) -> Result<(), Fail> {
+        let len = buf::total_len(&data) as u64;
+        let (leg, place) = self.place(at, len)?;
+        let (op, bytes) = self.permits(len as usize).await;
+        let range = covering(place.offset, len);
+        let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        let (crcs, data) = if whole_blocks(place.offset, len) {
+            (crcs, data)
+        } else {
+            sometimes!("owner.read_modify_write");
+            let whole = self.merge(&leg, place.offset, range, &data).await?;
+            (block_crcs(&whole).collect(), vec![whole])
+        };
+        self.count_guest();
+        self.submit(&leg, (OpKind::Write, range, crcs, data), ticket, (guard, op, bytes)).await
+    }
+
+    /// Whole blocks made of what is stored and `data` over it; the range is locked.
+    async fn merge(
+        &self,
+        leg: &Rc<Leg>,
+        offset: u64,
+        range: BlockRange,
+        data: &[Buf],
+    ) -> Result<Buf, Fail> {
+        let start = u64::from(range.start) * BLOCK;
+        let mut whole = BufMut::zeroed(usize::from(range.count) * BLOCK_LEN);
+        let len = buf::total_len(data);
+        let head = (offset - start) as usize;
+        let mut edges = Vec::new();
+        if head > 0 {
+            edges.push(range.start);
+        }
+        if !(head + len).is_multiple_of(BLOCK_LEN) && !(edges.len() == 1 && range.count == 1) {
+            edges.push(range.end() - 1);
+        }
+        for block in edges {
+            let old = self.read_blocks(leg, BlockRange { start: block, count: 1 }).await?;
+            let at = (block - range.start) as usize * BLOCK_LEN;
+            whole[at..at + BLOCK_LEN].copy_from_slice(&buf::join(&old.payload));
+        }
+        let mut to = head;
+        for piece in data {
+            whole[to..to + piece.len()].copy_from_slice(piece);
+            to += piece.len();
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Zeroes or discards a piece. Parts of a block are zeroed by a write.
+    pub async fn clear(
+        &self,
+        kind: OpKind,
+        at: u64,
+        len: u64,
+        ticket: Ticket,
+    ) -> Result<(), Fail> {
+        let (leg, place) = self.place(at, len)?;
+        if !whole_blocks(place.offset, len) {
+            // One operation, so that the ticket names one: the piece is at most one strip.
+            let data = Buf::zeros(len as usize);
+            return self.write(at, Vec::new(), vec![data], ticket).await;
+        }
+        let permits = self.permits(0).await;
+        let range = covering(place.offset, len);
+        let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        self.count_guest();
+        let content = (kind, range, Vec::new(), Vec::new());
+        self.submit(&leg, content, ticket, (guard, permits.0, permits.1)).await
+    }
+
+    /// Carries out a write that another host's client may have sent before (R21).
+    pub async fn write_once(
+        &self,
+        ticket: Ticket,
+        retry: bool,
+        at: u64,
+        work: impl Future<Output = Result<(), Fail>>,
+    ) -> Result<(), Fail> {
+        let key = (ticket.client, ticket.number);
+        if retry {
+            let first = self.0.joining.borrow().get(&key).map(Notify::notified);
+            if let Some(first) = first {
+                sometimes!("owner.retry_joins_its_first_attempt");
+                first.await;
+            }
+            if self.was_applied(ticket, at).await? {
+                sometimes!("owner.retry_was_applied");
+                return Ok(());
+            }
+        }
+        let ended = Notify::default();
+        self.0.joining.borrow_mut().insert(key, ended.clone());
+        let result = work.await;
+        self.0.joining.borrow_mut().remove(&key);
+        ended.notify_all();
+        result
+    }
+
+    /// Whether an operation of that ticket is on any awaited member.
+    async fn was_applied(&self, ticket: Ticket, at: u64) -> Result<bool, Fail> {
+        if self.0.rolled_forward.borrow().contains(&(ticket.client, ticket.number)) {
+            return Ok(true);
+        }
+        let (leg, _) = self.place(at, SECTOR)?;
+        let until = self.now() + HOLD;
+        loop {
+            if self.is_stopped() {
+                return Err(Fail::Stopped);
+            }
+            let awaited: Vec<Member> =
+                leg.members.borrow().iter().filter(|m| m.role.is_awaited()).cloned().collect();
+            let calls = awaited.iter().map(|m| {
+                let (component, epoch) = (m.component, self.0.epoch);
+                let request = Request::Applied { component, epoch, ticket };
+                self.call(m.host, Lane::Control, request, CALL_DEADLINE)
+            });
+            let replies = futures_util::future::join_all(calls).await;
+            if replies.iter().any(|r| matches!(r, Ok(Reply::Yes(true)))) {
+                return Ok(true);
+            }
+            // "No" needs every member's word: one that cannot be asked may be the one that has it.
+            if replies.iter().all(|r| matches!(r, Ok(Reply::Yes(false)))) {
+                return Ok(false);
+            }
+            if self.now() > until {
+                let why = "the members could not be asked about an earlier attempt".into();
+                return Err(VolumeError::TimedOut(why).into());
+            }
+            self.0.ctx.world.sleep(RETRY_EVERY).await;
+        }
+    }
+
+    fn count_guest(&self) {
+        self.0.guest_ops.set(self.0.guest_ops.get() + 1);
+    }
+
+    // ---- reading -------------------------------------------------------------------------
+
+    /// Carries out a read of a client.
+    pub async fn read(&self, at: u64, len: u64) -> Result<Vec<Buf>, Fail> {
+        let (leg, place) = self.place(at, len)?;
+        let range = covering(place.offset, len);
+        let guard = self.0.locks.lock_shared(leg.index as u16, range).await;
+        self.count_guest();
+        let blocks = self.read_blocks(&leg, range).await?;
+        self.await_lease(&leg).await?;
+        drop(guard);
+        if whole_blocks(place.offset, len) {
+            return Ok(blocks.payload);
+        }
+        let head = (place.offset % BLOCK) as usize;
+        Ok(vec![buf::join(&blocks.payload).slice(head..head + len as usize)])
+    }
+
+    /// Returns once this owner may answer reads of that leg (R11).
+    async fn await_lease(&self, leg: &Leg) -> Result<(), Fail> {
+        let held_since = self.now();
+        loop {
+            let renewed = self.0.lease_notify.notified();
+            if self.is_stopped() {
+                return Err(Fail::Stopped);
+            }
+            let now = self.now();
+            if now < leg.lease_until() {
+                return Ok(());
+            }
+            sometimes!("owner.read_waits_for_a_lease");
+            if now.since(held_since) > HOLD {
+                let why = "no lease from the members of this object".to_string();
+                return Err(VolumeError::TimedOut(why).into());
+            }
+            let tick = self.0.ctx.world.sleep_until(now + RETRY_EVERY * 5);
+            select(renewed, std::pin::pin!(tick)).await;
+        }
+    }
+
+    /// Good bytes of `range` from whichever active member has them; the range is locked.
+    /// A member whose bytes are bad is repaired in the background.
+    pub async fn read_blocks(
+        &self,
+        leg: &Rc<Leg>,
+        range: BlockRange,
+    ) -> Result<ReadBlocks, Fail> {
+        let held_since = self.now();
+        loop {
+            let readers = self.readers(leg, range.chunk());
+            let mut bad = Vec::new();
+            let mut unreachable = false;
+            let mut i = 0;
+            while i < readers.len() {
+                let (reply, used) = self.read_hedged(&readers[i..], range).await;
+                let reader = &readers[i + used];
+                match reply {
+                    Ok(Reply::Blocks(blocks)) if blocks.tags.len() == usize::from(range.count) => {
+                        for (slot, blocks_bad) in bad {
+                            self.repair_later(leg, slot, blocks_bad);
+                        }
+                        return Ok(blocks);
+                    }
+                    Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((reader.slot, blocks)),
+                    Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
+                        self.stop(Stop::Superseded);
+                    }
+                    _ => unreachable = true,
+                }
+                if self.is_stopped() {
+                    return Err(Fail::Stopped);
+                }
+                i += 1;
+            }
+            if !bad.is_empty() && !unreachable {
+                return self.read_block_by_block(leg, range, &readers).await;
+            }
+            if self.now().since(held_since) > HOLD {
+                return Err(VolumeError::TimedOut("no member can be read".into()).into());
+            }
+            self.0.ctx.world.sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// Active members in the order in which to ask them: this host's, else spread by strip.
+    fn readers(&self, leg: &Leg, chunk: u32) -> Vec<Member> {
+        let mut readers: Vec<Member> = leg
+            .members
+            .borrow()
+            .iter()
+            .filter(|m| m.role == Role::Active)
+            .cloned()
+            .collect();
+        if !readers.is_empty() {
+            let turn = chunk as usize % readers.len();
+            readers.rotate_left(turn);
+        }
+        let here = self.0.ctx.host;
+        readers.sort_by_key(|m| (m.mending, m.host != here));
+        readers
+    }
+
+    /// Asks the first reader, and the second too if the first is slow. Returns the answer and the
+    /// index of who gave it.
+    async fn read_hedged(
+        &self,
+        readers: &[Member],
+        range: BlockRange,
+    ) -> (Result<Reply, CallError>, usize) {
+        let ask = |m: &Member| {
+            let request = Request::Read { component: m.component, epoch: self.0.epoch, range };
+            self.call(m.host, Lane::Data, request, READ_DEADLINE)
+        };
+        let first = std::pin::pin!(ask(&readers[0]));
+        let Some(second) = readers.get(1) else { return (first.await, 0) };
+        let slow = std::pin::pin!(self.0.ctx.world.sleep(HEDGE));
+        match select(first, slow).await {
+            Either::Left((reply, _)) => (reply, 0),
+            Either::Right(((), first)) => {
+                sometimes!("owner.hedged_read");
+                let second = std::pin::pin!(ask(second));
+                match select(first, second).await {
+                    Either::Left((Ok(Reply::Blocks(b)), _)) => (Ok(Reply::Blocks(b)), 0),
+                    Either::Right((Ok(Reply::Blocks(b)), _)) => (Ok(Reply::Blocks(b)), 1),
+                    // The faster one has no good bytes: whatever the other says counts.
+                    Either::Left((_, second)) => (second.await, 1),
+                    Either::Right((_, first)) => (first.await, 0),
+                }
+            }
+        }
+    }
+
+    /// Every member has some bad block of the range: take each block from whoever has it.
+    async fn read_block_by_block(
+        &self,
+        leg: &Rc<Leg>,
+        range: BlockRange,
+        readers: &[Member],
+    ) -> Result<ReadBlocks, Fail> {
+        sometimes!("owner.read_block_by_block");
+        let mut all = ReadBlocks { tags: Vec::new(), payload: Vec::new() };
+        for block in range.start..range.end() {
+            let one = BlockRange { start: block, count: 1 };
+            let mut bad = Vec::new();
+            let mut found = None;
+            for m in readers {
+                let request =
+                    Request::Read { component: m.component, epoch: self.0.epoch, range: one };
+                match self.call(m.host, Lane::Data, request, READ_DEADLINE).await {
+                    Ok(Reply::Blocks(blocks)) => {
+                        found = Some(blocks);
+                        break;
+                    }
+                    Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((m.slot, blocks)),
+                    _ => {}
+                }
+            }
+            let Some(blocks) = found else {
+                let record = self.0.record.borrow();
+                let chunk = block / BLOCKS_PER_CHUNK;
+                let at = record.object_offset(leg.index, chunk)
+                    + u64::from(block % BLOCKS_PER_CHUNK) * BLOCK;
+                self.0.ctx.event(Event::BlockLost { object: self.0.id, at });
+                let why = format!("no good copy of the 4 KiB block at byte {at} is left");
+                return Err(VolumeError::Io(why).into());
+            };
+            for (slot, blocks) in bad {
+                self.repair_later(leg, slot, blocks);
+            }
+            all.tags.extend(blocks.tags);
+            all.payload.extend(blocks.payload);
+        }
+        Ok(all)
+    }
+
+    /// Rewrites bad blocks of a member from another one, in the background.
+    pub fn repair_later(&self, leg: &Rc<Leg>, slot: u8, blocks: Vec<u32>) {
+        let (owner, leg) = (self.clone(), leg.clone());
+        self.0.ctx.world.spawn(async move {
+            for block in blocks {
+                if owner.repair(&leg, slot, block).await {
+                    let object = owner.0.id;
+                    let host = leg.member(slot).map(|m| m.host).unwrap_or_default();
+                    owner.0.ctx.event(Event::BlockRepaired { object, host });
+                }
+            }
+        });
+    }
+
+    /// Puts a good copy of one block into the member of that slot. The range lock keeps the copy
+    /// from racing a write; a seq that changed meanwhile would make it a no-op.
+    async fn repair(&self, leg: &Rc<Leg>, slot: u8, block: u32) -> bool {
+        let range = BlockRange { start: block, count: 1 };
+        let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        let Some(target) = leg.member(slot) else { return false };
+        for source in self.readers(leg, range.chunk()) {
+            if source.slot == slot {
+                continue;
+            }
+            let request =
+                Request::Read { component: source.component, epoch: self.0.epoch, range };
+            let reply = self.call(source.host, Lane::Bulk, request, READ_DEADLINE).await;
+            let Ok(Reply::Blocks(blocks)) = reply else { continue };
+            let Some(&tag) = blocks.tags.first() else { continue };
+            let bytes = (tag.state == BlockState::Raw).then(|| buf::join(&blocks.payload));
+            let copy = Copy {
+                chunk: range.chunk(),
+                blocks: vec![CopyBlock { block, tag, bytes }],
+                only_if: None,
+            };
+            let (component, session) = (target.component, target.session);
+            let request = Request::CopyIn { component, session, copy };
+            let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
+            return matches!(reply, Ok(Reply::Copied(1)));
+        }
+        false
+    }
+
+    /// What the range holds, from the tags of one active member; stops at a strip's end.
+    pub async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, Fail> {
+        let strip_left = CHUNK - at % CHUNK;
+        let len = len.min(strip_left);
+        let (leg, place) = self.place(at, len)?;
+        let range = covering(place.offset, len);
+        let guard = self.0.locks.lock_shared(leg.index as u16, range).await;
+        let tags = self.tags(&leg, range.chunk()).await?;
+        self.await_lease(&leg).await?;
+        drop(guard);
+        let mut extents: Vec<Extent> = Vec::new();
+        let (mut at, end) = (place.offset, place.offset + len);
+        while at < end {
+            let block = (at / BLOCK) as u32;
+            let here = ((u64::from(block) + 1) * BLOCK).min(end) - at;
+            let kind = match tags[(block % BLOCKS_PER_CHUNK) as usize].state {
+                BlockState::Absent => ExtentKind::Hole,
+                BlockState::Zero => ExtentKind::Zero,
+                _ => ExtentKind::Data,
+            };
+            match extents.last_mut() {
+                Some(last) if last.kind == kind => last.len += here,
+                _ => extents.push(Extent { len: here, kind }),
+            }
+            at += here;
+        }
+        Ok(extents)
+    }
+
+    async fn tags(&self, leg: &Rc<Leg>, chunk: u32) -> Result<Vec<BlockTag>, Fail> {
+        let held_since = self.now();
+        loop {
+            for m in self.readers(leg, chunk) {
+                let request = Request::Tags { component: m.component, epoch: self.0.epoch, chunk };
+                match self.call(m.host, Lane::Data, request, READ_DEADLINE).await {
+                    Ok(Reply::Tags(tags)) if tags.len() == BLOCKS_PER_CHUNK as usize => {
+                        return Ok(tags);
+                    }
+                    _ => {}
+                }
+            }
+            if self.is_stopped() {
+                return Err(Fail::Stopped);
+            }
+            if self.now().since(held_since) > HOLD {
+                return Err(VolumeError::TimedOut("no member can be read".into()).into());
+            }
+            self.0.ctx.world.sleep(RETRY_EVERY).await;
+        }
+    }
+}
+
+/// The blocks that cover `len` bytes at `offset` of a component.
+fn covering(offset: u64, len: u64) -> BlockRange {
+    let start = offset / BLOCK;
+    let end = (offset + len).div_ceil(BLOCK);
+    BlockRange {
+        start: u32::try_from(start).expect("a component has fewer than 2^32 blocks"),
+        count: u16::try_from(end - start).expect("a piece lies inside one chunk"),
+    }
+}
+
+fn whole_blocks(offset: u64, len: u64) -> bool {
+    offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)
+}

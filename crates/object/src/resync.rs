@@ -1,0 +1,490 @@
+//! Bringing members up to date: a returning one from its watermark on, a new one from nothing.
+//!
+//! The proof of equality is always the exact seq of every 4 KiB block, compared after the member
+//! has been attached and while the chunk's range is locked (R16-R18, `store.md` F11). What has to
+//! be compared follows from the durable `from` alone, so a resync that is interrupted anywhere
+//! starts again without trusting anybody's memory, and blocks that are equal by then cost no copy.
+
+use crate::leg::{Leg, Member, Role};
+use crate::limits::{CALL_DEADLINE, READ_DEADLINE, RETRY_EVERY};
+use crate::mend::{Trouble, state_of};
+use crate::message::{Reply, Request};
+use crate::objects::Event;
+use crate::owner::{Fail, Owner};
+use atoll_format::id::{ComponentId, HostId, Seq, Session};
+use atoll_format::op::{BlockRange, BlockState, BlockTag};
+use atoll_format::record::{MemberRecord, MemberState};
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
+use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
+use atoll_world::{Components, Lane, Nanos, World, buf, sometimes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// How far the resync of an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// A member is being brought up to date.
+    pub running: bool,
+    /// Upper bound of the bytes still to compare or copy.
+    pub bytes_left: u64,
+    /// Bytes compared or copied so far in this run.
+    pub bytes_done: u64,
+    /// Bytes copied since this owner began.
+    pub bytes_copied: u64,
+    /// When this run began.
+    pub since: Nanos,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub host: HostId,
+    pub component: ComponentId,
+    pub session: Session,
+}
+
+impl End {
+    pub fn of(m: &Member) -> Self {
+        Self { host: m.host, component: m.component, session: m.session }
+    }
+}
+
+/// Blocks per message: keeps a copy's payload at half a chunk.
+const COPY_BLOCKS_MAX: usize = 128;
+
+/// How long a resync that yields to guests sleeps at most per chunk: its floor.
+const YIELD_MAX: Nanos = Nanos::from_ms(40);
+
+impl<W: World, S: Components> Owner<W, S> {
+    /// Heals this object until the owner stops.
+    pub async fn heal(self) {
+        while !self.is_stopped() {
+            let changed = self.0.ctx.peers().changed().notified();
+            let mut worked = false;
+            for leg in self.legs() {
+                worked |= self.heal_leg(&leg).await;
+            }
+            if worked || self.is_stopped() {
+                continue;
+            }
+            let tick = self.world().sleep(RETRY_EVERY * 5);
+            futures_util::future::select(changed, std::pin::pin!(tick)).await;
+        }
+    }
+
+    /// One step for one leg; whether anything was done.
+    async fn heal_leg(&self, leg: &Rc<Leg>) -> bool {
+        if self.0.ctx.resync_paused() {
+            return false;
+        }
+        let members = leg.members.borrow().clone();
+        for member in members.iter().filter(|m| !m.mending) {
+            match member.role {
+                Role::Resyncing { from } => {
+                    if self.resync(leg, member.slot, from).await.is_err() && !self.is_stopped() {
+                        self.on_trouble(leg, member.slot, member.session, Trouble::Link);
+                        self.world().sleep(RETRY_EVERY).await;
+                    }
+                    return true;
+                }
+                Role::Absent { since } if self.is_back(member).await => {
+                    return self.readmit(leg, member, since).await;
+                }
+                _ => {}
+            }
+        }
+        self.rebuild_elsewhere(leg, &members).await
+    }
+
+    /// Whether an absent member's component can be used again.
+    async fn is_back(&self, member: &Member) -> bool {
+        if !self.0.ctx.peers().peer(member.host).connected && member.host != self.0.ctx.host {
+            return false;
+        }
+        let request = Request::Status { component: member.component };
+        let reply = self.call(member.host, Lane::Control, request, CALL_DEADLINE).await;
+        matches!(reply, Ok(Reply::Status(_)))
+    }
+
+    /// absent -> resyncing, confirmed; then the member is attached, and receives (R3).
+    async fn readmit(&self, leg: &Rc<Leg>, member: &Member, from: Seq) -> bool {
+        let changed = self
+            .change(|record| {
+                let Some(state) = state_of(record, member.component) else { return false };
+                if !matches!(state, MemberState::Absent { .. }) {
+                    return false;
+                }
+                *state = MemberState::Resyncing { from };
+                true
+            })
+            .await;
+        if changed.is_err() {
+            return false;
+        }
+        self.start_resyncing(leg, member.slot, from).await
+    }
+
+    async fn start_resyncing(&self, leg: &Rc<Leg>, slot: u8, from: Seq) -> bool {
+        // Not receiving yet: a message of no session would only be refused.
+        let until = self.now() + CALL_DEADLINE;
+        let attached = self.attach_absent(leg, slot, from, until).await;
+        if !attached && !self.is_stopped() {
+            // In the record it is resyncing: take that back.
+            leg.with_member(slot, |m| {
+                m.role = Role::Resyncing { from };
+            });
+            if let Some(m) = leg.member(slot) {
+                self.on_trouble(leg, slot, m.session, Trouble::Link);
+            }
+        }
+        attached
+    }
+
+    /// Attaches a member that does not receive yet. The role changes in the same turn in which
+    /// everything in flight is queued for it, so that it misses no operation (F10).
+    async fn attach_absent(&self, leg: &Rc<Leg>, slot: u8, from: Seq, until: Nanos) -> bool {
+        let Some(member) = leg.member(slot) else { return false };
+        let session = self.next_session();
+        let request = Request::Attach { component: member.component, session };
+        let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
+        if !matches!(call.await, Ok(Reply::Promise { .. })) || self.is_stopped() {
+            return false;
+        }
+        leg.with_member(slot, |m| m.role = Role::Resyncing { from });
+        leg.on_attached(slot, session);
+        leg.poke_all();
+        self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
+        true
+    }
+
+    /// Copies what the member lacks, then promotes it.
+    async fn resync(&self, leg: &Rc<Leg>, slot: u8, from: Seq) -> Result<(), Fail> {
+        let member = leg.member(slot).ok_or(Fail::Stopped)?;
+        let target = End::of(&member);
+        // Both lists after the attach (R18): what others have past `from`, and what it has itself.
+        let mut chunks = self.chunks_since(&target, from).await?;
+        let source = self.any_active(leg).ok_or(Fail::Stopped)?;
+        chunks.extend(self.chunks_since(&End::of(&source), from).await?);
+        let total = chunks.len() as u64 * CHUNK;
+        {
+            let mut progress = self.0.resync.borrow_mut();
+            progress.running = true;
+            progress.bytes_left += total;
+            progress.since = self.now();
+            progress.bytes_done = 0;
+        }
+        let result = self.resync_chunks(leg, slot, &chunks).await;
+        {
+            let mut progress = self.0.resync.borrow_mut();
+            progress.running = false;
+            progress.bytes_left = 0;
+        }
+        result?;
+        self.promote(leg, slot).await
+    }
+
+    async fn resync_chunks(
+        &self,
+        leg: &Rc<Leg>,
+        slot: u8,
+        chunks: &BTreeSet<u32>,
+    ) -> Result<(), Fail> {
+        for &chunk in chunks {
+            let began = self.now();
+            let guests = self.0.guest_ops.get();
+            let (Some(member), Some(source)) = (leg.member(slot), self.any_active(leg)) else {
+                return Err(Fail::Stopped);
+            };
+            if self.is_stopped() || !member.role.receives() || member.mending {
+                return Err(Fail::Stopped);
+            }
+            let copied = {
+                let range =
+                    BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: BLOCKS_PER_CHUNK as u16 };
+                let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+                let ends = [End::of(&source), End::of(&member)];
+                self.copy_chunk(leg, chunk, ends).await?
+            };
+            {
+                let mut progress = self.0.resync.borrow_mut();
+                progress.bytes_left = progress.bytes_left.saturating_sub(CHUNK);
+                progress.bytes_done += CHUNK;
+                progress.bytes_copied += copied;
+            }
+            // Yield to guests: as long again as the work took, twice that when they are busy, but
+            // never so long that the resync does not end.
+            if self.0.guest_ops.get() != guests {
+                let took = self.now().since(began);
+                self.world().sleep((took * 2).min(YIELD_MAX)).await;
+            }
+            self.0.ctx.resync_pace(copied).await;
+        }
+        Ok(())
+    }
+
+    fn any_active(&self, leg: &Leg) -> Option<Member> {
+        let here = self.0.ctx.host;
+        let members = leg.members.borrow();
+        let active = members.iter().filter(|m| m.role == Role::Active && !m.mending);
+        active.min_by_key(|m| m.host != here).cloned()
+    }
+
+    /// All chunks of a component with operations past `since`.
+    pub async fn chunks_since(&self, end: &End, since: Seq) -> Result<BTreeSet<u32>, Fail> {
+        let mut all = BTreeSet::new();
+        let mut first = 0;
+        loop {
+            let (component, epoch) = (end.component, self.0.epoch);
+            let request = Request::ChunksSince { component, epoch, since, first };
+            match self.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
+                Ok(Reply::Chunks { chunks, more }) => {
+                    all.extend(chunks.iter().map(|&(chunk, _)| chunk));
+                    match chunks.last() {
+                        Some(&(last, _)) if more => first = last + 1,
+                        _ => return Ok(all),
+                    }
+                }
+                _ => return Err(Fail::Stopped),
+            }
+        }
+    }
+
+    async fn tags_of(&self, end: &End, chunk: u32) -> Result<Vec<BlockTag>, Fail> {
+        let request = Request::Tags { component: end.component, epoch: self.0.epoch, chunk };
+        match self.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
+            Ok(Reply::Tags(tags)) if tags.len() == BLOCKS_PER_CHUNK as usize => Ok(tags),
+            _ => Err(Fail::Stopped),
+        }
+    }
+
+    /// Makes one chunk of the second end equal to the first, whose range is locked. Returns the
+    /// bytes copied.
+    async fn copy_chunk(&self, leg: &Rc<Leg>, chunk: u32, ends: [End; 2]) -> Result<u64, Fail> {
+        let [source, target] = ends;
+        let (a, c) = futures_util::future::join(
+            self.tags_of(&source, chunk),
+            self.tags_of(&target, chunk),
+        )
+        .await;
+        let (a, c) = (a?, c?);
+        let behind: Vec<(u32, BlockTag)> = (0..BLOCKS_PER_CHUNK)
+            .filter(|&i| {
+                let (a, c) = (a[i as usize], c[i as usize]);
+                a.seq != c.seq || (c.state == BlockState::Bad && a.state != BlockState::Bad)
+            })
+            .map(|i| (chunk * BLOCKS_PER_CHUNK + i, a[i as usize]))
+            .collect();
+        let mut copied = 0;
+        for part in behind.chunks(COPY_BLOCKS_MAX) {
+            copied += self.copy_blocks(leg, chunk, part, target).await?;
+        }
+        Ok(copied)
+    }
+
+    /// Copies blocks of a locked chunk to `target`: bytes come from any active member that has
+    /// them; a block that no member has is marked, never zero-filled (fault 35).
+    async fn copy_blocks(
+        &self,
+        leg: &Rc<Leg>,
+        chunk: u32,
+        part: &[(u32, BlockTag)],
+        target: End,
+    ) -> Result<u64, Fail> {
+        let mut blocks = Vec::with_capacity(part.len());
+        let mut i = 0;
+        while i < part.len() {
+            let (block, tag) = part[i];
+            if tag.state.reads_as_zero() {
+                blocks.push(CopyBlock { block, tag: BlockTag { crc: 0, ..tag }, bytes: None });
+                i += 1;
+                continue;
+            }
+            // A run of neighbours is one read.
+            let run = part[i..]
+                .iter()
+                .enumerate()
+                .take_while(|&(n, &(b, t))| b == block + n as u32 && !t.state.reads_as_zero())
+                .count();
+            let range = BlockRange { start: block, count: run as u16 };
+            match self.read_blocks(leg, range).await {
+                Ok(read) => {
+                    let payload = buf::join(&read.payload);
+                    for (n, &tag) in read.tags.iter().enumerate() {
+                        let bytes = (tag.state == BlockState::Raw)
+                            .then(|| payload.slice(n * BLOCK_LEN..(n + 1) * BLOCK_LEN));
+                        blocks.push(CopyBlock { block: block + n as u32, tag, bytes });
+                    }
+                }
+                Err(Fail::Volume(_)) if run > 1 => {
+                    for &(b, t) in &part[i..i + run] {
+                        blocks.push(self.good_or_bad(leg, b, t).await?);
+                    }
+                }
+                Err(Fail::Volume(_)) => blocks.push(bad_block(block, tag)),
+                Err(Fail::Stopped) => return Err(Fail::Stopped),
+            }
+            i += run;
+        }
+        let bytes = blocks.iter().filter(|b| b.bytes.is_some()).count() as u64 * BLOCK;
+        let copy = Copy { chunk, blocks, only_if: None };
+        let request =
+            Request::CopyIn { component: target.component, session: target.session, copy };
+        match self.call(target.host, Lane::Bulk, request, READ_DEADLINE * 2).await {
+            Ok(Reply::Copied(_)) => Ok(bytes),
+            _ => Err(Fail::Stopped),
+        }
+    }
+
+    async fn good_or_bad(
+        &self,
+        leg: &Rc<Leg>,
+        block: u32,
+        tag: BlockTag,
+    ) -> Result<CopyBlock, Fail> {
+        match self.read_blocks(leg, BlockRange { start: block, count: 1 }).await {
+            Ok(read) => {
+                let tag = read.tags[0];
+                let bytes = (tag.state == BlockState::Raw).then(|| buf::join(&read.payload));
+                Ok(CopyBlock { block, tag, bytes })
+            }
+            Err(Fail::Volume(_)) => Ok(bad_block(block, tag)),
+            Err(Fail::Stopped) => Err(Fail::Stopped),
+        }
+    }
+
+    /// resyncing -> active, behind the barrier of R14 and by the rule of R15.
+    async fn promote(&self, leg: &Rc<Leg>, slot: u8) -> Result<(), Fail> {
+        let member = leg.member(slot).ok_or(Fail::Stopped)?;
+        let Role::Resyncing { from } = member.role else { return Err(Fail::Stopped) };
+        let session = member.session;
+        // From here on every acknowledgement awaits this member too (R15).
+        leg.with_member(slot, |m| m.role = Role::Promoting);
+        let barrier = leg.last();
+        let until = self.now() + READ_DEADLINE;
+        loop {
+            let ready = leg.member(slot).is_some_and(|m| {
+                let behind = m.unacked.first().is_some_and(|&seq| seq <= barrier);
+                m.session == session && !m.mending && !behind && m.lease_until > self.now()
+            });
+            if ready {
+                break;
+            }
+            let broken = leg.member(slot).is_none_or(|m| m.session != session || m.mending);
+            if self.is_stopped() || broken || self.now() > until {
+                leg.with_member(slot, |m| m.role = Role::Resyncing { from });
+                leg.poke_all();
+                return Err(Fail::Stopped);
+            }
+            self.world().sleep(RETRY_EVERY / 5).await;
+        }
+        let replaced = self.replaced_by(leg, slot);
+        self.change(|record| {
+            let Some(state) = state_of(record, member.component) else { return false };
+            *state = MemberState::Active;
+            if let Some(old) = replaced {
+                record.legs[leg.index].members.retain(|m| m.component != old);
+            }
+            true
+        })
+        .await?;
+        leg.with_member(slot, |m| {
+            m.role = Role::Active;
+            m.unacked.clear();
+        });
+        leg.forget_reserved();
+        if let Some(old) = replaced {
+            leg.remove_member(old);
+        }
+        leg.poke_all();
+        sometimes!("resync.member_promoted");
+        self.0.ctx.event(Event::ResyncDone { object: self.0.id, host: member.host });
+        Ok(())
+    }
+
+    /// The absent member whose place this one takes, if the leg has one member too many.
+    fn replaced_by(&self, leg: &Leg, slot: u8) -> Option<ComponentId> {
+        let wanted = self.0.record.borrow().policy.members();
+        let members = leg.members.borrow();
+        if members.len() <= wanted {
+            return None;
+        }
+        let absent = |m: &&Member| m.slot != slot && matches!(m.role, Role::Absent { .. });
+        members.iter().find(absent).map(|m| m.component)
+    }
+
+    /// A member away for longer than the repair delay, or known to be lost, is rebuilt on another
+    /// disk group. It stays in the record until the new one is active.
+    async fn rebuild_elsewhere(&self, leg: &Rc<Leg>, members: &[Member]) -> bool {
+        let wanted = self.0.record.borrow().policy.members();
+        if members.len() > wanted {
+            return false;
+        }
+        let delay_ms = u64::from(self.0.ctx.repair_delay_s()) * 1000;
+        let now_ms = self.world().unix_ms();
+        let absent: BTreeMap<ComponentId, bool> = self.0.record.borrow().legs[leg.index]
+            .members
+            .iter()
+            .filter_map(|m| match m.state {
+                MemberState::Absent { at_ms, lost, .. } => {
+                    Some((m.component, lost || now_ms.saturating_sub(at_ms) >= delay_ms))
+                }
+                _ => None,
+            })
+            .collect();
+        let Some((&gone, _)) = absent.iter().find(|&(_, &due)| due) else { return false };
+        let record = self.0.record.borrow().clone();
+        let Some((host, group)) = self.0.ctx.replacement(&record, leg.index, gone) else {
+            return false;
+        };
+        sometimes!("resync.rebuild_elsewhere");
+        let component = ComponentId(self.world().random());
+        let blocks = record.leg_chunks(leg.index) * BLOCKS_PER_CHUNK;
+        let spec = ComponentSpec {
+            object: self.0.id,
+            leg: leg.index as u16,
+            blocks,
+            epoch: self.0.epoch,
+        };
+        let request = Request::Create { group, component, spec };
+        if !matches!(
+            self.call(host, Lane::Control, request, CALL_DEADLINE).await,
+            Ok(Reply::Done)
+        ) {
+            self.world().sleep(RETRY_EVERY * 10).await;
+            return false;
+        }
+        let from = Seq(0);
+        let state = MemberState::Resyncing { from };
+        let entry = MemberRecord { component, host, group, state };
+        let changed = self
+            .change(|record| {
+                let members = &mut record.legs[leg.index].members;
+                if members.iter().any(|m| m.component == component) {
+                    return false;
+                }
+                members.push(entry);
+                true
+            })
+            .await;
+        if changed.is_err() {
+            return false;
+        }
+        let slot = leg.add_member(Member {
+            slot: 0,
+            component,
+            host,
+            group,
+            role: Role::Absent { since: from },
+            session: Session::default(),
+            mending: false,
+            lease_until: Nanos::ZERO,
+            unacked: BTreeSet::new(),
+        });
+        self.start_resyncing(leg, slot, from).await
+    }
+}
+
+fn bad_block(block: u32, tag: BlockTag) -> CopyBlock {
+    sometimes!("resync.block_without_a_good_copy");
+    CopyBlock { block, tag: BlockTag { seq: tag.seq, state: BlockState::Bad, crc: 0 }, bytes: None }
+}

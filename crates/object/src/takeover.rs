@@ -1,0 +1,484 @@
+//! Becoming the owner of an object (R5, R6, R7).
+//!
+//! 1. Raise the epoch in the directory, by compare-and-swap on the whole record.
+//! 2. Fence every active member: it promises to refuse lower epochs, and answers when no lease of
+//!    an older owner can be running. Attach active and resyncing members (R3).
+//! 3. Members that cannot be reached are dropped, once one active member per leg has answered;
+//!    members that lack what another one knows to be committed are stale, and dropped too.
+//! 4. Store the base of this epoch's sequence numbers in the directory, with the drops.
+//! 5. Roll forward: whatever operation any active member holds above the watermark is brought to
+//!    all of them; per block the highest seq wins.
+//!
+//! Nothing is served before the end; any failure on the way starts over with a higher epoch.
+
+use crate::change::{Swapped, swap};
+use crate::leg::{Leg, Member, Role};
+use crate::limits::{
+    CALL_DEADLINE, DIRECTORY_DEADLINE, FENCE_DEADLINE, MEND, READ_DEADLINE, RECONCILE_AT_ONCE,
+    RETRY_EVERY, TICKETS_MAX,
+};
+use crate::message::{Reply, Request};
+use crate::objects::{Ctx, Event};
+use crate::owner::{Fail, Owner};
+use crate::resync::End;
+use atoll_format::id::{ObjectId, Seq, Session};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
+use atoll_format::record::{self, MemberRecord, MemberState, ObjectRecord, ObjectState, key};
+use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_EPOCH_GAP};
+use atoll_world::components::{Copy, CopyBlock};
+use atoll_world::directory::Revision;
+use atoll_world::{
+    Buf, Components, Directory, DirectoryError, Lane, Nanos, StoreError, World, sometimes,
+};
+use futures_util::StreamExt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Why there is no owner here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum TakeoverError {
+    /// There is no such object, or it is being deleted.
+    Gone,
+    /// Another host was faster.
+    Lost,
+    /// Not now: try again. A sentence for people.
+    NotNow(String),
+}
+
+/// What one active member answered.
+#[derive(Clone, Copy, Debug)]
+struct Fenced {
+    promise: Promise,
+    doubtful: bool,
+    session: Session,
+}
+
+/// The directory's record of an object, possibly stale.
+pub(crate) async fn load<W: World>(
+    world: &W,
+    object: ObjectId,
+) -> Result<(ObjectRecord, Revision), TakeoverError> {
+    let key = key::object(object);
+    let deadline = world.now() + DIRECTORY_DEADLINE;
+    let got = world
+        .timeout_at(deadline, world.directory().get(&key))
+        .await
+        .unwrap_or_else(|_| Err(DirectoryError::Unavailable("no answer in time".into())));
+    let entry = got.map_err(|e| TakeoverError::NotNow(e.to_string()))?;
+    let entry = entry.ok_or(TakeoverError::Gone)?;
+    let record: ObjectRecord =
+        record::decode(&key, &entry.value).map_err(TakeoverError::NotNow)?;
+    match record.state {
+        ObjectState::Ready => Ok((record, entry.modified)),
+        ObjectState::Creating | ObjectState::Deleting => Err(TakeoverError::Gone),
+    }
+}
+
+/// Confirms `edit` of the record in the directory; only this host's own later writes may have
+/// happened meanwhile.
+async fn confirm<W: World>(
+    world: &W,
+    mut record: ObjectRecord,
+    revision: Revision,
+) -> Result<(ObjectRecord, Revision), TakeoverError> {
+    let until = world.now() + DIRECTORY_DEADLINE * 2;
+    let mut nonces = Vec::new();
+    loop {
+        record.nonce = world.random();
+        let swapped = swap(world, revision, &record, &nonces).await;
+        nonces.push(record.nonce);
+        match swapped {
+            Ok(Swapped::Done(revision)) => return Ok((record, revision)),
+            Ok(Swapped::Earlier(record, revision)) => return Ok((*record, revision)),
+            Ok(Swapped::Other(..)) => return Err(TakeoverError::Lost),
+            Ok(Swapped::Gone) => return Err(TakeoverError::Gone),
+            Err(error) if world.now() > until => {
+                return Err(TakeoverError::NotNow(error.to_string()));
+            }
+            Err(_) => world.sleep(RETRY_EVERY).await,
+        }
+    }
+}
+
+/// Makes this host the owner of `object`.
+pub(crate) async fn take_over<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    (record, revision): (ObjectRecord, Revision),
+) -> Result<Owner<W, S>, TakeoverError> {
+    let world = &ctx.world;
+    let mut next = record;
+    next.epoch.0 += 1;
+    next.owner = Some(ctx.me());
+    let (record, revision) = confirm(world, next, revision).await?;
+    ctx.event(Event::TakingOver { object: record.id, epoch: record.epoch });
+
+    let fenced = fence_all(ctx, &record).await?;
+    let resyncing = attach_resyncing(ctx, &record).await;
+    let (record, committed) = settle(ctx, record, &fenced, &resyncing)?;
+    let (record, revision) = confirm(world, record, revision).await?;
+
+    let owner = build(ctx, record, revision, &fenced, &resyncing, &committed);
+    match roll_forward(&owner, &fenced).await {
+        Ok(()) => {
+            sometimes!("takeover.done");
+            ctx.event(Event::TookOver { object: owner.0.id, epoch: owner.0.epoch });
+            Ok(owner)
+        }
+        Err(_) => Err(TakeoverError::NotNow("a member failed during roll-forward".into())),
+    }
+}
+
+type Answers = BTreeMap<atoll_format::id::ComponentId, Fenced>;
+
+/// Fences and attaches every active member. Returns when all have answered, or when the rest
+/// cannot be reached and every leg has one.
+async fn fence_all<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    record: &ObjectRecord,
+) -> Result<Answers, TakeoverError> {
+    let active: Vec<(usize, MemberRecord)> = record
+        .members()
+        .filter(|(_, m)| m.state.is_active())
+        .map(|(leg, m)| (leg, *m))
+        .collect();
+    let calls = active.iter().map(|(_, member)| fence_one(ctx, record, *member));
+    let answers = futures_util::future::join_all(calls).await;
+    let mut fenced = Answers::new();
+    for ((_, member), answer) in active.iter().zip(answers) {
+        match answer {
+            Ok(answer) => {
+                fenced.insert(member.component, answer);
+            }
+            Err(Refusal::Newer) => return Err(TakeoverError::Lost),
+            Err(Refusal::Unreachable) => {}
+        }
+    }
+    for (leg, members) in record.legs.iter().enumerate() {
+        if !members.members.iter().any(|m| fenced.contains_key(&m.component)) {
+            sometimes!("takeover.inaccessible");
+            let hosts: Vec<String> = members
+                .members
+                .iter()
+                .filter(|m| m.state.is_active())
+                .map(|m| ctx.host_name(m.host))
+                .collect();
+            return Err(TakeoverError::NotNow(format!(
+                "no active copy of leg {leg} can be reached; it is on {}",
+                hosts.join(", ")
+            )));
+        }
+    }
+    Ok(fenced)
+}
+
+enum Refusal {
+    /// A higher epoch was promised.
+    Newer,
+    /// No answer in time, or the store does not have it.
+    Unreachable,
+}
+
+async fn fence_one<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    record: &ObjectRecord,
+    member: MemberRecord,
+) -> Result<Fenced, Refusal> {
+    let world = &ctx.world;
+    let (component, epoch) = (member.component, record.epoch);
+    let fence =
+        || Request::Fence { object: record.id, component, epoch, incarnation: ctx.incarnation };
+    let until = world.now() + FENCE_DEADLINE;
+    // A host that cannot be reached gets a moment to come up, not the whole wait of a lease.
+    let reach_until = world.now() + MEND;
+    loop {
+        match ctx.peers().call(member.host, Lane::Control, fence(), until).await {
+            Ok(Reply::Promise { .. }) => break,
+            Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {
+                return Err(Refusal::Newer);
+            }
+            Ok(Reply::Failed(_)) => return Err(Refusal::Unreachable),
+            _ if world.now() > reach_until => return Err(Refusal::Unreachable),
+            _ => world.sleep(RETRY_EVERY).await,
+        }
+    }
+    let session = Session { epoch, attach: 1 };
+    let deadline = world.now() + CALL_DEADLINE;
+    let request = Request::Attach { component, session };
+    match ctx.peers().call(member.host, Lane::Control, request, deadline).await {
+        Ok(Reply::Promise { promise, doubtful }) => Ok(Fenced { promise, doubtful, session }),
+        Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => Err(Refusal::Newer),
+        _ => Err(Refusal::Unreachable),
+    }
+}
+
+/// Attaches members that were resyncing under the old owner, so that its late messages cannot
+/// reach them (F4). Those that do not answer become absent again.
+async fn attach_resyncing<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    record: &ObjectRecord,
+) -> Answers {
+    let members: Vec<MemberRecord> =
+        record.members().filter(|(_, m)| m.state.is_resyncing()).map(|(_, m)| *m).collect();
+    let session = Session { epoch: record.epoch, attach: 1 };
+    let deadline = ctx.world.now() + CALL_DEADLINE;
+    let calls = members.iter().map(|m| {
+        let request = Request::Attach { component: m.component, session };
+        ctx.peers().call(m.host, Lane::Control, request, deadline)
+    });
+    let replies = futures_util::future::join_all(calls).await;
+    let attached = members.iter().zip(replies).filter_map(|(m, reply)| match reply {
+        Ok(Reply::Promise { promise, doubtful }) => {
+            Some((m.component, Fenced { promise, doubtful, session }))
+        }
+        _ => None,
+    });
+    attached.collect()
+}
+
+/// Decides who stays active, and the record that says so. Returns each leg's watermark too.
+/// Pure.
+fn settle<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    mut record: ObjectRecord,
+    fenced: &Answers,
+    resyncing: &Answers,
+) -> Result<(ObjectRecord, Vec<Seq>), TakeoverError> {
+    let at_ms = ctx.world.unix_ms();
+    let mut newest = record.seq_base;
+    let mut committed = Vec::new();
+    for leg in &mut record.legs {
+        let answers = || leg.members.iter().filter_map(|m| fenced.get(&m.component));
+        // The highest watermark that any fenced member knows, before roll-forward (R4, A1).
+        let watermark = answers().map(|a| a.promise.committed).max().unwrap_or_default();
+        newest = newest.max(answers().map(|a| a.promise.newest).max().unwrap_or_default());
+        let sound =
+            |a: &Fenced| !a.doubtful && a.promise.newest >= watermark;
+        let any_sound = answers().any(sound);
+        for member in &mut leg.members {
+            let lost = false;
+            match (member.state, fenced.get(&member.component)) {
+                (MemberState::Active, None) => {
+                    sometimes!("takeover.drops_an_unreachable_member");
+                    member.state = MemberState::Absent { since: watermark, at_ms, lost };
+                }
+                // It lacks what is known to be committed: its disk has lost writes that it had
+                // acknowledged. It has all below what it knows to be committed itself.
+                (MemberState::Active, Some(a)) if !sound(a) && any_sound => {
+                    sometimes!("takeover.drops_a_stale_member");
+                    let since = a.promise.committed.min(a.promise.newest);
+                    member.state = MemberState::Absent { since, at_ms, lost };
+                }
+                (MemberState::Resyncing { from }, _)
+                    if !resyncing.contains_key(&member.component) =>
+                {
+                    member.state = MemberState::Absent { since: from, at_ms, lost };
+                }
+                _ => {}
+            }
+        }
+        committed.push(watermark);
+    }
+    for answer in resyncing.values() {
+        newest = newest.max(answer.promise.newest);
+    }
+    // Never below what any earlier epoch can have used, also towards members that are away now
+    // (`store.md` rule 7).
+    record.seq_base = Seq(newest.0 + SEQ_EPOCH_GAP);
+    Ok((record, committed))
+}
+
+fn build<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    record: ObjectRecord,
+    revision: Revision,
+    fenced: &Answers,
+    resyncing: &Answers,
+    committed: &[Seq],
+) -> Owner<W, S> {
+    let mut legs = Vec::new();
+    for (index, leg) in record.legs.iter().enumerate() {
+        let members = leg.members.iter().enumerate().map(|(slot, m)| {
+            let answer = fenced.get(&m.component).or_else(|| resyncing.get(&m.component));
+            Member {
+                slot: slot as u8,
+                component: m.component,
+                host: m.host,
+                group: m.group,
+                role: match m.state {
+                    MemberState::Active => Role::Active,
+                    MemberState::Absent { since, .. } => Role::Absent { since },
+                    MemberState::Resyncing { from } => Role::Resyncing { from },
+                },
+                session: answer.map(|a| a.session).unwrap_or_default(),
+                mending: false,
+                // Not before the first renewal (R11).
+                lease_until: Nanos::ZERO,
+                unacked: BTreeSet::new(),
+            }
+        });
+        legs.push(Rc::new(Leg::new(index, members.collect(), committed[index])));
+    }
+    Owner::new(ctx.clone(), record, revision, legs, 1)
+}
+
+/// Brings every operation above the watermark to all active members.
+async fn roll_forward<W: World, S: Components>(
+    owner: &Owner<W, S>,
+    fenced: &Answers,
+) -> Result<(), Fail> {
+    for leg in owner.legs() {
+        let active: Vec<Member> =
+            leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
+        let mut chunks = BTreeSet::new();
+        for member in &active {
+            let answer = fenced.get(&member.component).ok_or(Fail::Stopped)?;
+            // What this member knows as committed may be less than others know: listing more
+            // than needed is only work.
+            for op in uncommitted(owner, &End::of(member)).await? {
+                chunks.insert(op.range.chunk());
+                let mut known = owner.0.rolled_forward.borrow_mut();
+                if op.ticket.number != 0 && known.len() < TICKETS_MAX {
+                    known.insert((op.ticket.client, op.ticket.number));
+                }
+            }
+            if answer.doubtful {
+                let since = answer.promise.committed;
+                for other in &active {
+                    chunks.extend(owner.chunks_since(&End::of(other), since).await?);
+                }
+            }
+        }
+        let trusted: Vec<bool> =
+            active.iter().map(|m| fenced.get(&m.component).is_some_and(|a| !a.doubtful)).collect();
+        let ends: Vec<End> = active.iter().map(End::of).collect();
+        let (ends, trusted) = (&ends, &trusted);
+        let work = futures_util::stream::iter(chunks)
+            .map(|chunk| reconcile(owner, chunk, ends, trusted))
+            .buffer_unordered(RECONCILE_AT_ONCE);
+        let mut work = std::pin::pin!(work);
+        while let Some(result) = work.next().await {
+            result?;
+        }
+        // Now every active member has the same: all of it counts as committed.
+        for end in ends {
+            let request = Request::Committed {
+                component: end.component,
+                epoch: owner.0.epoch,
+                seq: owner.0.record.borrow().seq_base,
+            };
+            let _ = owner.call(end.host, Lane::Data, request, CALL_DEADLINE).await;
+        }
+    }
+    Ok(())
+}
+
+async fn uncommitted<W: World, S: Components>(
+    owner: &Owner<W, S>,
+    end: &End,
+) -> Result<Vec<OpRecord>, Fail> {
+    let mut all: Vec<OpRecord> = Vec::new();
+    loop {
+        let after = all.last().map(|op| op.id.seq).unwrap_or_default();
+        let (component, epoch) = (end.component, owner.0.epoch);
+        let request = Request::Uncommitted { component, epoch, after };
+        match owner.call(end.host, Lane::Control, request, READ_DEADLINE).await {
+            Ok(Reply::Ops { ops, more }) => {
+                let done = !more || ops.is_empty();
+                all.extend(ops);
+                if done {
+                    return Ok(all);
+                }
+            }
+            _ => return Err(Fail::Stopped),
+        }
+    }
+}
+
+/// Makes one chunk equal on all active members: per block the highest seq wins (R7).
+async fn reconcile<W: World, S: Components>(
+    owner: &Owner<W, S>,
+    chunk: u32,
+    ends: &[End],
+    trusted: &[bool],
+) -> Result<(), Fail> {
+    let mut tags = Vec::new();
+    for end in ends {
+        let request = Request::Tags { component: end.component, epoch: owner.0.epoch, chunk };
+        match owner.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
+            Ok(Reply::Tags(t)) if t.len() == BLOCKS_PER_CHUNK as usize => tags.push(t),
+            _ => return Err(Fail::Stopped),
+        }
+    }
+    let mut wanted: Vec<Vec<CopyBlock>> = vec![Vec::new(); ends.len()];
+    for i in 0..BLOCKS_PER_CHUNK as usize {
+        let here: Vec<BlockTag> = tags.iter().map(|t| t[i]).collect();
+        let highest = here.iter().map(|t| t.seq).max().unwrap_or_default();
+        if here.iter().all(|t| t.seq == highest && t.state != BlockState::Bad) {
+            continue;
+        }
+        let block = chunk * BLOCKS_PER_CHUNK + i as u32;
+        let (tag, bytes) = best(owner, block, &here, ends, trusted).await?;
+        for (n, t) in here.iter().enumerate() {
+            if t.seq != tag.seq || (t.state == BlockState::Bad && tag.state != BlockState::Bad) {
+                wanted[n].push(CopyBlock { block, tag, bytes: bytes.clone() });
+            }
+        }
+    }
+    for (end, blocks) in ends.iter().zip(wanted) {
+        if blocks.is_empty() {
+            continue;
+        }
+        sometimes!("takeover.rolled_forward");
+        let copy = Copy { chunk, blocks, only_if: None };
+        let request = Request::CopyIn { component: end.component, session: end.session, copy };
+        match owner.call(end.host, Lane::Bulk, request, READ_DEADLINE * 2).await {
+            Ok(Reply::Copied(_)) => {}
+            _ => return Err(Fail::Stopped),
+        }
+    }
+    Ok(())
+}
+
+/// The version of a block that all members are to have, with its bytes.
+async fn best<W: World, S: Components>(
+    owner: &Owner<W, S>,
+    block: u32,
+    here: &[BlockTag],
+    ends: &[End],
+    trusted: &[bool],
+) -> Result<(BlockTag, Option<Buf>), Fail> {
+    let mut seqs: Vec<Seq> = here.iter().map(|t| t.seq).collect();
+    seqs.sort_unstable();
+    seqs.dedup();
+    while let Some(seq) = seqs.pop() {
+        for (tag, end) in here.iter().zip(ends) {
+            if tag.seq != seq || tag.state == BlockState::Bad {
+                continue;
+            }
+            if tag.state.reads_as_zero() {
+                return Ok((*tag, None));
+            }
+            let range = BlockRange { start: block, count: 1 };
+            let (component, epoch) = (end.component, owner.0.epoch);
+            let request = Request::Read { component, epoch, range };
+            match owner.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
+                Ok(Reply::Blocks(b)) if b.tags.first().is_some_and(|t| t.seq == seq) => {
+                    return Ok((b.tags[0], b.payload.into_iter().next()));
+                }
+                Ok(Reply::Failed(StoreError::Bad(_))) => {}
+                _ => return Err(Fail::Stopped),
+            }
+        }
+        // Nobody has good bytes of it. If a member that has lost nothing lacks it, it was never
+        // acknowledged, and the version before it stands. Else it was, and must not be papered
+        // over: the block is marked on all.
+        let never_acknowledged =
+            here.iter().zip(trusted).any(|(t, &trusted)| trusted && t.seq < seq);
+        if !never_acknowledged {
+            sometimes!("takeover.block_without_a_good_copy");
+            return Ok((BlockTag { seq, state: BlockState::Bad, crc: 0 }, None));
+        }
+        sometimes!("takeover.damaged_operation_rolled_back");
+    }
+    Ok((BlockTag::default(), None))
+}
