@@ -1,0 +1,11 @@
+//! Front ends: the protocols by which clients use volumes. Each is a byte-level session without
+//! I/O (what came in, what must happen next, what goes out) and a thin pump that moves its bytes.
+//!
+//! Absent here: objects, layouts, hosts, sockets, and any memory of a volume's content. A front
+//! end is given [`Volumes`](atoll_world::volume::Volumes) and knows no more of them than that
+//! trait says.
+
+pub mod filter;
+pub mod limits;
+pub mod memory;
+pub mod nbd;

@@ -1,0 +1,659 @@
+//! Moves one client's bytes: stream to session, requests to the volume, answers to the stream.
+//!
+//! One task a connection. Its turn: whatever has ended is answered, whatever has come is
+//! understood and started, and all the answers leave in one vectored write. Requests of one
+//! connection run at once and are answered as they end.
+//!
+//! Invariants: requests taken on and not yet answered in full stay within
+//! [`Limits::requests`] and [`Limits::connection_bytes`], and all connections together within
+//! [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is read, and
+//! the client waits. A started request runs to its end, even if its client has gone. Nothing here
+//! waits for a client longer than [`Limits::handshake`] or [`Limits::stall`].
+//!
+//! Absent: sockets, and what requests mean.
+
+use super::fence::{Fence, Running};
+use super::reply::{Outbox, Replies};
+use super::run::{self, Done, Outcome};
+use super::session::{End, Event, Open, Refused, Request, Room, Session, Why};
+use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX};
+use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
+use atoll_world::sync::Notify;
+use atoll_world::volume::{Volume, VolumeError, Volumes};
+use atoll_world::{Elapsed, Nanos, World, sometimes};
+use futures_util::future::{Either, FutureExt, select};
+use futures_util::select_biased;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// An NBD server: what the connections of one shard share. Clones are the same server.
+pub struct Server<W, V>(Rc<Shared<W, V>>);
+
+impl<W, V> Clone for Server<W, V> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Shared<W, V> {
+    world: W,
+    volumes: V,
+    limits: Limits,
+    connections: Cell<usize>,
+    /// Data held for clients, all connections.
+    bytes: Cell<usize>,
+    /// `bytes` has fallen.
+    freed: Notify,
+    fences: RefCell<BTreeMap<String, Fence>>,
+    stopping: Cell<Option<Nanos>>,
+    /// `stopping` or `connections` has changed.
+    changed: Notify,
+    stats: RefCell<Stats>,
+}
+
+/// What a server has done since it began; for metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Connections now.
+    pub connections: usize,
+    /// Bytes of data held for clients now.
+    pub held_bytes: usize,
+    /// Connections accepted, ever.
+    pub accepted: u64,
+    /// Connections closed at once because there were too many.
+    pub refused: u64,
+    /// Connections that chose no export in time.
+    pub handshakes_expired: u64,
+    /// Clients that took or sent nothing for too long.
+    pub stalled: u64,
+    /// Connections closed for breaking the protocol.
+    pub violations: u64,
+    /// Requests carried out, successfully or not.
+    pub requests: u64,
+    /// Of those, the ones that the volume failed.
+    pub failures: u64,
+    /// Requests refused by the protocol's rules.
+    pub invalid: u64,
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The client said goodbye, or just closed with nothing left to answer.
+    Goodbye,
+    /// There are [`Limits::connections`] already.
+    TooMany,
+    /// No export was chosen within [`Limits::handshake`].
+    HandshakeExpired,
+    /// An `EXPORT_NAME` named none that can be opened; the protocol has no other answer.
+    NoExport,
+    /// The client broke the protocol; says how.
+    Violation(&'static str),
+    /// The client took or sent nothing for [`Limits::stall`].
+    Stalled,
+    /// The connection broke.
+    Broken(io::Error),
+    /// [`Server::stop`] was called.
+    Stopped,
+}
+
+impl<W: World, V: Volumes> Server<W, V> {
+    /// A server without connections.
+    ///
+    /// # Panics
+    /// If a request of the largest size would not fit into `limits` and wait for ever.
+    pub fn new(world: W, volumes: V, limits: Limits) -> Self {
+        assert!(limits.requests > 0 && limits.guaranteed_bytes > 0, "or nothing could go on");
+        let least = limits.connection_bytes.min(limits.server_bytes);
+        assert!(least >= PAYLOAD_BYTES_MAX as usize, "the largest request must fit");
+        Self(Rc::new(Shared {
+            world,
+            volumes,
+            limits,
+            connections: Cell::new(0),
+            bytes: Cell::new(0),
+            freed: Notify::default(),
+            fences: RefCell::default(),
+            stopping: Cell::new(None),
+            changed: Notify::default(),
+            stats: RefCell::default(),
+        }))
+    }
+
+    /// Serves one client to its end. Run it as a task of its own; dropping it drops requests
+    /// under way.
+    pub async fn serve<S: ByteStream>(&self, stream: S) -> Ended {
+        let shared = &*self.0;
+        if shared.connections.get() >= shared.limits.connections {
+            shared.stats.borrow_mut().refused += 1;
+            sometimes!("nbd.connection.refused");
+            return Ended::TooMany;
+        }
+        shared.stats.borrow_mut().accepted += 1;
+        let _slot = Slot::take(shared);
+        let ended = shared.connection(stream).await;
+        let mut stats = shared.stats.borrow_mut();
+        match &ended {
+            Ended::HandshakeExpired => stats.handshakes_expired += 1,
+            Ended::Stalled => stats.stalled += 1,
+            Ended::Violation(_) => stats.violations += 1,
+            _ => {}
+        }
+        ended
+    }
+
+    /// From now on no request is taken on. Those under way are finished and answered, for at most
+    /// [`Limits::stop`]; then every connection is closed without a word: that is what a client
+    /// such as QEMU with `reconnect-delay` takes as "come back", while an error would reach the
+    /// guest.
+    pub fn stop(&self) {
+        let shared = &self.0;
+        if shared.stopping.get().is_none() {
+            shared.stopping.set(Some(shared.world.now() + shared.limits.stop));
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Returns when there is no connection (any more). Ends soon after [`Server::stop`].
+    pub async fn idle(&self) {
+        loop {
+            let changed = self.0.changed.notified();
+            if self.0.connections.get() == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            connections: self.0.connections.get(),
+            held_bytes: self.0.bytes.get(),
+            ..*self.0.stats.borrow()
+        }
+    }
+}
+
+/// One of the connections that are allowed.
+struct Slot<'a, W, V>(&'a Shared<W, V>);
+
+impl<'a, W, V> Slot<'a, W, V> {
+    fn take(shared: &'a Shared<W, V>) -> Self {
+        shared.connections.set(shared.connections.get() + 1);
+        Self(shared)
+    }
+}
+
+impl<W, V> Drop for Slot<'_, W, V> {
+    fn drop(&mut self) {
+        self.0.connections.set(self.0.connections.get() - 1);
+        self.0.fences.borrow_mut().retain(|_, fence| !fence.is_unused());
+        self.0.changed.notify_all();
+    }
+}
+
+impl<W: World, V: Volumes> Shared<W, V> {
+    async fn connection<S: ByteStream>(&self, stream: S) -> Ended {
+        let (mut read, mut write) = stream.split();
+        let mut out = Outbox::default();
+        let mut session = Session::new(self.limits.options, &mut out);
+        let opened = {
+            let handshake = pin!(self.handshake(&mut session, &mut out, &mut read, &mut write));
+            let deadline = self.world.now() + self.limits.handshake;
+            let handshake = pin!(self.world.timeout_at(deadline, handshake));
+            match select(handshake, pin!(self.stopped())).await {
+                Either::Left((Ok(opened), _)) => opened,
+                Either::Left((Err(Elapsed), _)) => Err(Ended::HandshakeExpired),
+                Either::Right(((), _)) => Err(Ended::Stopped),
+            }
+        };
+        match opened {
+            Ok((volume, fence)) => {
+                let transmission = Transmission {
+                    shared: self,
+                    held: Held { shared: self, bytes: Cell::new(0) },
+                    replies: session.replies(),
+                    fence,
+                    start: |request, running| run::run(&self.world, &volume, request, running),
+                    requests: RefCell::new(FuturesUnordered::new()),
+                    out: RefCell::new(out),
+                    sending: Cell::new(0),
+                    sending_since: Cell::new(None),
+                    arriving_since: Cell::new(None),
+                    arriving: Cell::new(0),
+                    closing: Cell::new(false),
+                };
+                transmission.run(session, read, write).await
+            }
+            Err(ended) => ended,
+        }
+    }
+
+    /// Returns once [`Server::stop`] was called; whoever serves the connection ends the wait.
+    async fn stopped(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.stopping.get().is_some() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Returns when requests under way at [`Server::stop`] have had their time.
+    async fn stop_expired(&self) {
+        self.stopped().await;
+        let until = self.stopping.get().expect("set once and for all");
+        self.world.sleep_until(until).await;
+    }
+
+    /// From the greeting to the choice of an export; one thing after the other, so that what is
+    /// held is one option and its answer. The caller sets the deadline.
+    async fn handshake(
+        &self,
+        session: &mut Session,
+        out: &mut Outbox,
+        read: &mut impl ByteRead,
+        write: &mut impl ByteWrite,
+    ) -> Result<(V::Volume, Fence), Ended> {
+        let room = Room { requests: 0, bytes: 0 };
+        loop {
+            match session.next(room, out) {
+                Event::More => {
+                    flush(out, write).await?;
+                    match read.read(session.space()).await {
+                        Ok(0) => return Err(Ended::Goodbye),
+                        Ok(count) => session.filled(count),
+                        Err(error) => return Err(Ended::Broken(error)),
+                    }
+                }
+                Event::Open(open) => {
+                    if let Some(opened) = self.open(&open, session, out).await? {
+                        // The answer that ends the handshake leaves with those to requests.
+                        return Ok(opened);
+                    }
+                    flush(out, write).await?;
+                }
+                Event::List => {
+                    let mut exports = self.volumes.list(LIST_EXPORTS_MAX + 1).await;
+                    let complete = exports.len() <= LIST_EXPORTS_MAX;
+                    exports.truncate(LIST_EXPORTS_MAX);
+                    session.on_listed(&exports, complete, out);
+                    flush(out, write).await?;
+                }
+                Event::Ended(end) => {
+                    flush(out, write).await?;
+                    return Err(ended(end));
+                }
+                Event::Request(_) | Event::Full(_) => unreachable!("no export is chosen"),
+            }
+        }
+    }
+
+    async fn open(
+        &self,
+        open: &Open,
+        session: &mut Session,
+        out: &mut Outbox,
+    ) -> Result<Option<(V::Volume, Fence)>, Ended> {
+        let mut opened = None;
+        let found = match self.volumes.open(&open.name).await {
+            Ok(volume) => {
+                let description =
+                    if open.describe { self.describe(&open.name).await } else { None };
+                if open.why == Why::Use {
+                    let fence = self.fence(&open.name);
+                    fence.wait_for_earlier().await;
+                    opened = Some((volume.clone(), fence));
+                }
+                Ok((volume.info(), description))
+            }
+            Err(VolumeError::Gone) => Err(Refused::Unknown),
+            Err(error) => Err(Refused::Policy(error.to_string())),
+        };
+        match session.on_opened(found, out) {
+            Some(end) => Err(ended(end)),
+            None => {
+                assert_eq!(session.is_transmitting(), opened.is_some(), "both know what was asked");
+                Ok(opened)
+            }
+        }
+    }
+
+    async fn describe(&self, name: &str) -> Option<String> {
+        let exports = self.volumes.list(LIST_EXPORTS_MAX).await;
+        let found = exports.into_iter().find(|export| export.name == name)?;
+        Some(found.description).filter(|text| !text.is_empty())
+    }
+
+    fn fence(&self, name: &str) -> Fence {
+        let mut fences = self.fences.borrow_mut();
+        fences.entry(name.to_owned()).or_insert_with(Fence::new).clone()
+    }
+}
+
+async fn flush(out: &mut Outbox, write: &mut impl ByteWrite) -> Result<(), Ended> {
+    for step in out.take().steps() {
+        write.write_all(step).await.map_err(Ended::Broken)?;
+    }
+    Ok(())
+}
+
+fn ended(end: End) -> Ended {
+    match end {
+        End::Goodbye => Ended::Goodbye,
+        End::NoExport => Ended::NoExport,
+        End::Violation(how) => Ended::Violation(how),
+    }
+}
+
+/// Data held for one connection's requests, counted in the server's, too.
+struct Held<'a, W, V> {
+    shared: &'a Shared<W, V>,
+    bytes: Cell<usize>,
+}
+
+impl<W: World, V: Volumes> Held<'_, W, V> {
+    fn add(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes);
+        self.shared.bytes.set(self.shared.bytes.get() + bytes);
+    }
+    /// What the next request may take. Never less than the guarantee, and an idle server takes
+    /// the largest request, so whoever waits will be let in.
+    fn room(&self) -> usize {
+        let limits = &self.shared.limits;
+        let mine = self.bytes.get();
+        let free = limits.server_bytes.saturating_sub(self.shared.bytes.get());
+        let fair = free.saturating_sub(mine).min(limits.connection_bytes.saturating_sub(mine));
+        // The first request of an idle connection gets all that is left, not half of it.
+        let first = if mine == 0 { free.min(limits.connection_bytes) } else { 0 };
+        fair.max(first).max(limits.guaranteed_bytes.saturating_sub(mine))
+    }
+}
+
+impl<W, V> Held<'_, W, V> {
+    fn release(&self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes.set(self.bytes.get() - bytes);
+            self.shared.bytes.set(self.shared.bytes.get() - bytes);
+            self.shared.freed.notify_all();
+        }
+    }
+}
+
+impl<W, V> Drop for Held<'_, W, V> {
+    fn drop(&mut self) {
+        self.release(self.bytes.get());
+    }
+}
+
+/// Why a connection goes on.
+enum Woken {
+    /// Something was answered, or there is room again.
+    Turn,
+    Read(io::Result<usize>),
+    Stopped,
+}
+
+/// A connection that uses an export: what the halves of its task share.
+struct Transmission<'a, W, V, S, F> {
+    shared: &'a Shared<W, V>,
+    held: Held<'a, W, V>,
+    replies: Replies,
+    fence: Fence,
+    /// Makes a future of a request.
+    start: S,
+    /// Requests under way; polled in [`Transmission::collect`] only.
+    requests: RefCell<FuturesUnordered<F>>,
+    out: RefCell<Outbox>,
+    /// Answers taken from `out` and not yet written.
+    sending: Cell<usize>,
+    sending_since: Cell<Option<Nanos>>,
+    /// Since when a write's data is arriving.
+    arriving_since: Cell<Option<Nanos>>,
+    /// Bytes held for the write whose data is arriving.
+    arriving: Cell<usize>,
+    /// Nothing more will be put in `out`.
+    closing: Cell<bool>,
+}
+
+impl<W, V, S, F> Transmission<'_, W, V, S, F>
+where
+    W: World,
+    V: Volumes,
+    S: Fn(Request, Option<Running>) -> F,
+    F: Future<Output = Done>,
+{
+    async fn run(
+        self,
+        mut session: Session,
+        mut read: impl ByteRead,
+        mut write: impl ByteWrite,
+    ) -> Ended {
+        let ended = {
+            let mut reading = pin!(self.reading(&mut session, &mut read));
+            let mut writing = pin!(self.writing(&mut write));
+            let mut stalled = pin!(self.stalled());
+            let mut expired = pin!(self.shared.stop_expired());
+            let mut result = None;
+            // The reading half first: what it answers in this turn, the writing half takes in the
+            // same turn. That is why the outbox wakes nobody.
+            poll_fn(|cx| {
+                if result.is_none()
+                    && let Poll::Ready(ended) = reading.as_mut().poll(cx)
+                {
+                    self.closing.set(true);
+                    result = Some(ended);
+                }
+                match writing.as_mut().poll(cx) {
+                    Poll::Ready(Ok(())) => {
+                        let ended = result.take().expect("it ends when the other half has");
+                        return Poll::Ready(ended);
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Ended::Broken(error)),
+                    Poll::Pending => {}
+                }
+                if stalled.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Ended::Stalled);
+                }
+                expired.as_mut().poll(cx).map(|()| Ended::Stopped)
+            })
+            .await
+        };
+        // The client sees the end at once; what it has begun runs to its end all the same.
+        drop((read, write));
+        if !self.requests.borrow().is_empty() {
+            sometimes!("nbd.connection.ended_with_requests");
+        }
+        select(pin!(self.finish()), pin!(self.shared.stop_expired())).await;
+        ended
+    }
+
+    /// Understands and starts requests and collects answers, until the client or the server wants
+    /// no more; then until every request has ended.
+    async fn reading(&self, session: &mut Session, read: &mut impl ByteRead) -> Ended {
+        let ended = loop {
+            let need = match self.understand(session) {
+                Ok(need) => need,
+                Err(end) => break ended(end),
+            };
+            match self.something(need, session, read).await {
+                Woken::Turn => {}
+                Woken::Read(Ok(0)) => break Ended::Goodbye,
+                Woken::Read(Ok(count)) => session.filled(count),
+                Woken::Read(Err(error)) => break Ended::Broken(error),
+                Woken::Stopped => break Ended::Stopped,
+            }
+        };
+        self.finish().await;
+        ended
+    }
+
+    /// The next thing that happens. With a `need`, a request waits for room, and nobody reads for
+    /// a client that is owed as much as it may be.
+    async fn something(
+        &self,
+        need: Option<usize>,
+        session: &mut Session,
+        read: &mut impl ByteRead,
+    ) -> Woken {
+        let mut collected = pin!(self.collect().fuse());
+        let mut stopped = pin!(self.shared.stopped().fuse());
+        let more = async {
+            match need {
+                Some(need) => {
+                    self.roomy(need).await;
+                    Woken::Turn
+                }
+                None => Woken::Read(read.read(session.space()).await),
+            }
+        };
+        let mut more = pin!(more.fuse());
+        select_biased! {
+            () = collected => Woken::Turn,
+            woken = more => woken,
+            () = stopped => Woken::Stopped,
+        }
+    }
+
+    /// Starts every request that has come. The bytes that the next one has to wait for, if there
+    /// is one and no room for it.
+    fn understand(&self, session: &mut Session) -> Result<Option<usize>, End> {
+        loop {
+            let mut out = self.out.borrow_mut();
+            let before = out.replies();
+            let event = session.next(self.room(&out), &mut out);
+            let refused = out.replies() - before;
+            drop(out);
+            let mut stats = self.shared.stats.borrow_mut();
+            stats.invalid += refused as u64;
+            match event {
+                Event::Request(request) => {
+                    stats.requests += 1;
+                    let ahead = self.arriving.take();
+                    self.held.add(request.charge - ahead);
+                    self.arriving_since.set(None);
+                    let running = run::start(&self.fence, &request);
+                    self.requests.borrow_mut().push((self.start)(request, running));
+                }
+                Event::More => {
+                    let arriving = session.arriving();
+                    if arriving > 0 && self.arriving_since.get().is_none() {
+                        self.held.add(arriving);
+                        self.arriving.set(arriving);
+                        self.arriving_since.set(Some(self.shared.world.now()));
+                    }
+                    return Ok(None);
+                }
+                Event::Full(need) => {
+                    sometimes!("nbd.connection.full");
+                    return Ok(Some(need));
+                }
+                Event::Ended(end) => return Err(end),
+                Event::Open(_) | Event::List => unreachable!("the export is chosen"),
+            }
+        }
+    }
+
+    fn room(&self, out: &Outbox) -> Room {
+        let taken = self.requests.borrow().len() + out.replies() + self.sending.get();
+        let requests = self.shared.limits.requests.saturating_sub(taken);
+        Room { requests, bytes: self.held.room() }
+    }
+
+    /// Returns when a request of `need` bytes may be taken on. Ended by a client that takes its
+    /// answers, or by the deadline for one that does not.
+    async fn roomy(&self, need: usize) {
+        loop {
+            let freed = self.shared.freed.notified();
+            let room = self.room(&self.out.borrow());
+            if room.requests > 0 && room.bytes >= need {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// Answers what has ended; returns once there was something.
+    fn collect(&self) -> impl Future<Output = ()> {
+        poll_fn(|cx| {
+            let mut any = false;
+            let mut requests = self.requests.borrow_mut();
+            while let Poll::Ready(Some(done)) = requests.poll_next_unpin(cx) {
+                any = true;
+                self.answer(done);
+            }
+            if any { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+
+    fn answer(&self, done: Done) {
+        match done.outcome {
+            Outcome::Gone(_) if self.shared.stopping.get().is_some() => {
+                // Left open: the client repeats it elsewhere, where an error would be final.
+                self.held.release(done.charge);
+                return;
+            }
+            Outcome::Gone(_) | Outcome::Failed(_) => {
+                self.shared.stats.borrow_mut().failures += 1;
+            }
+            _ => {}
+        }
+        done.answer(self.replies, &mut self.out.borrow_mut());
+    }
+
+    /// Returns once no request is under way.
+    async fn finish(&self) {
+        while !self.requests.borrow().is_empty() {
+            self.collect().await;
+        }
+    }
+
+    /// Writes what is answered, all of it at once, until nothing more will come.
+    async fn writing(&self, write: &mut impl ByteWrite) -> io::Result<()> {
+        loop {
+            let batch = poll_fn(|_| {
+                let mut out = self.out.borrow_mut();
+                match (out.is_empty(), self.closing.get()) {
+                    (false, _) => Poll::Ready(Some(out.take())),
+                    (true, true) => Poll::Ready(None),
+                    // Polled again in every turn, after the reading half.
+                    (true, false) => Poll::Pending,
+                }
+            });
+            let Some(batch) = batch.await else { return Ok(()) };
+            let (replies, charge) = (batch.replies, batch.charge);
+            self.sending.set(replies);
+            for step in batch.steps() {
+                self.sending_since.set(Some(self.shared.world.now()));
+                write.write_all(step).await?;
+            }
+            self.sending_since.set(None);
+            self.sending.set(0);
+            self.held.release(charge);
+            self.shared.freed.notify_all();
+        }
+    }
+
+    /// Returns when the client has taken or sent nothing for too long.
+    async fn stalled(&self) {
+        let stall = self.shared.limits.stall;
+        loop {
+            // A quarter: a stall is seen at most that much late.
+            self.shared.world.sleep(stall / 4).await;
+            let now = self.shared.world.now();
+            let since = [self.sending_since.get(), self.arriving_since.get()];
+            if since.into_iter().flatten().any(|since| now.since(since) >= stall) {
+                sometimes!("nbd.connection.stalled");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! A world for tests and examples of front ends: tokio's clock and sockets, one thread, no disks,
+//! no other hosts, no directory. With tokio's paused clock, time is virtual.
+
+#![allow(dead_code, reason = "every test uses a part of it")]
+
+use atoll_world::directory::{Entry, Listing, Revision, Txn, TxnReply, WatchEvent};
+use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use atoll_world::{
+    Buf, Conn, Directory, DirectoryError, Disk, Durability, Lane, Nanos, Net, Packet, World,
+};
+use std::io::{self, IoSlice};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Duration, Instant};
+
+/// The world. Tasks run on the current `LocalSet`.
+#[derive(Clone)]
+pub struct TokioWorld {
+    began: Instant,
+    nothing: Nothing,
+}
+
+impl TokioWorld {
+    pub fn new() -> Self {
+        Self { began: Instant::now(), nothing: Nothing(()) }
+    }
+}
+
+/// What a front end never asks for.
+#[derive(Clone)]
+pub struct Nothing(());
+
+/// A connection of [`Nothing`]: there is none.
+#[derive(Clone)]
+pub enum Never {}
+
+impl World for TokioWorld {
+    type Disk = Never;
+    type Net = Nothing;
+    type Directory = Nothing;
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.began.elapsed().as_nanos()).expect("584 years are enough"))
+    }
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+    async fn sleep_until(&self, at: Nanos) {
+        tokio::time::sleep_until(self.began + Duration::from_nanos(at.0)).await;
+    }
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        tokio::task::spawn_local(task);
+    }
+    fn random(&self) -> u64 {
+        0
+    }
+    async fn charge(&self, _: Nanos) {}
+    fn net(&self) -> &Nothing {
+        &self.nothing
+    }
+    fn directory(&self) -> &Nothing {
+        &self.nothing
+    }
+}
+
+impl Disk for Never {
+    fn len_bytes(&self) -> u64 {
+        match *self {}
+    }
+    async fn read(&self, _: u64, _: u32) -> io::Result<Buf> {
+        match *self {}
+    }
+    async fn write(&self, _: u64, _: Vec<Buf>, _: Durability) -> io::Result<()> {
+        match *self {}
+    }
+    async fn flush(&self) -> io::Result<()> {
+        match *self {}
+    }
+    async fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+impl Net for Nothing {
+    type Conn = Never;
+    async fn connect(&self, _: &str, _: Lane) -> io::Result<Never> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    async fn accept(&self) -> io::Result<Never> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Conn for Never {
+    fn send(&self, _: Packet) -> io::Result<()> {
+        match *self {}
+    }
+    async fn recv(&self) -> io::Result<Packet> {
+        match *self {}
+    }
+    fn close(&self) {
+        match *self {}
+    }
+    fn peer(&self) -> String {
+        match *self {}
+    }
+}
+
+fn no_directory<T>() -> Result<T, DirectoryError> {
+    Err(DirectoryError::Unavailable("there is none in this world".to_owned()))
+}
+
+impl Directory for Nothing {
+    type Watch = Never;
+    async fn txn(&self, _: Txn) -> Result<TxnReply, DirectoryError> {
+        no_directory()
+    }
+    async fn get(&self, _: &str) -> Result<Option<Entry>, DirectoryError> {
+        no_directory()
+    }
+    async fn list(&self, _: &str) -> Result<Listing, DirectoryError> {
+        no_directory()
+    }
+    async fn watch(&self, _: &str, _: Revision) -> Result<Never, DirectoryError> {
+        no_directory()
+    }
+    async fn touch(&self, _: &str, _: u32) -> Result<(), DirectoryError> {
+        no_directory()
+    }
+    async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
+        no_directory()
+    }
+}
+
+impl atoll_world::directory::Watch for Never {
+    async fn next(&mut self) -> Result<Vec<WatchEvent>, DirectoryError> {
+        match *self {}
+    }
+}
+
+/// Any pair of tokio halves as a client's stream.
+pub struct Halves<R, W>(pub R, pub W);
+
+impl<R, W> ByteStream for Halves<R, W>
+where
+    R: AsyncRead + Unpin + 'static,
+    W: AsyncWrite + Unpin + 'static,
+{
+    type Read = ReadHalf<R>;
+    type Write = WriteHalf<W>;
+    fn split(self) -> (Self::Read, Self::Write) {
+        (ReadHalf(self.0), WriteHalf(self.1))
+    }
+    fn peer(&self) -> String {
+        "a test".to_owned()
+    }
+}
+
+pub struct ReadHalf<R>(R);
+pub struct WriteHalf<W>(W);
+
+impl<R: AsyncRead + Unpin + 'static> ByteRead for ReadHalf<R> {
+    async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into).await
+    }
+}
+
+impl<W: AsyncWrite + Unpin + 'static> ByteWrite for WriteHalf<W> {
+    async fn write_all(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
+        let mut slices: Vec<_> = pieces.iter().map(|p| IoSlice::new(p.as_slice())).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            // The kernel takes at most 1,024 slices a call.
+            let now = left.len().min(1024);
+            let count = self.0.write_vectored(&left[..now]).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            IoSlice::advance_slices(&mut left, count);
+        }
+        Ok(())
+    }
+}
