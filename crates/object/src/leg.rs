@@ -133,6 +133,13 @@ impl Leg {
         self.committed.get()
     }
 
+    /// Everything at or below is on every active member: roll-forward is over.
+    pub fn start_from(&self, committed: Seq) {
+        assert!(self.is_idle(), "nothing is in flight before the owner serves");
+        self.committed.set(committed);
+        self.last.set(committed);
+    }
+
     /// The highest seq assigned so far.
     pub fn last(&self) -> Seq {
         self.last.get()

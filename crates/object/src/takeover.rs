@@ -359,15 +359,20 @@ async fn roll_forward<W: World, S: Components>(
         while let Some(result) = work.next().await {
             result?;
         }
-        // Now every active member has the same: all of it counts as committed.
+        // Now every active member has the same. The watermark is one that all of them hold, so
+        // that a member that falls behind it later is known to have lost something.
+        let mut watermark = None;
         for end in ends {
-            let request = Request::Committed {
-                component: end.component,
-                epoch: owner.0.epoch,
-                seq: owner.0.record.borrow().seq_base,
-            };
-            let _ = owner.call(end.host, Lane::Data, request, CALL_DEADLINE).await;
+            let request = Request::Status { component: end.component };
+            match owner.call(end.host, Lane::Control, request, CALL_DEADLINE).await {
+                Ok(Reply::Status(s)) => {
+                    let newest = s.promise.newest;
+                    watermark = Some(watermark.map_or(newest, |w: Seq| w.min(newest)));
+                }
+                _ => return Err(Fail::Stopped),
+            }
         }
+        leg.start_from(watermark.unwrap_or_default());
     }
     Ok(())
 }

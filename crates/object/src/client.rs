@@ -1,0 +1,471 @@
+//! The front end's side of an object: a [`Volume`] that finds the owner, wherever it is.
+//!
+//! An operation is cut at strips; each piece goes to the owner: a function call when it is on this
+//! host, a message otherwise. When the owner dies, the piece goes to the next one with the same
+//! ticket, so that a write that had been applied is answered, not applied twice (R21). While no
+//! owner can be had, I/O is held, then fails.
+
+use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, RETRY_EVERY};
+use crate::message::{ClientIo, ClientRequest, Reply, Request, client_crcs};
+use crate::objects::{Objects, Route};
+use crate::owner::Fail;
+use crate::takeover::{TakeoverError, load};
+use atoll_format::id::{ClientId, HostId, ObjectId, Ticket};
+use atoll_format::op::OpKind;
+use atoll_format::units::{BLOCK, CHUNK, SECTOR};
+use atoll_transport::CallError;
+use atoll_world::sync::Semaphore;
+use atoll_world::volume::{Extent, VolumeInfo, ZeroFlags};
+use atoll_world::{Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, sometimes};
+use futures_util::{StreamExt, TryStreamExt};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Changes of one client in flight: fits the members' tables of unsettled tickets.
+const CHANGES_MAX: usize = 1024;
+/// Strips that one question for extents looks at.
+const EXTENT_STRIPS_MAX: u64 = 64;
+/// How long an owner may say that it is none before this host takes over.
+const NOT_OWNER_MAX: Nanos = Nanos::from_ms(1_500);
+
+/// An open volume.
+pub struct ObjectVolume<W: World, S: Components>(Rc<Inner<W, S>>);
+
+impl<W: World, S: Components> Clone for ObjectVolume<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Inner<W: World, S: Components> {
+    objects: Objects<W, S>,
+    id: ObjectId,
+    size_bytes: Cell<u64>,
+    tickets: RefCell<Tickets>,
+    changes: Semaphore,
+    /// I/Os per second; 0: no limit.
+    iops_limit: u32,
+    /// When the next I/O may start, under a limit.
+    next_start: Cell<Nanos>,
+}
+
+/// Numbers of this client's operations.
+struct Tickets {
+    client: ClientId,
+    next: u32,
+    open: BTreeSet<(ClientId, u32)>,
+}
+
+impl Tickets {
+    fn issue(&mut self, fresh: impl FnOnce() -> u64) -> (ClientId, u32) {
+        if self.next == u32::MAX {
+            // Numbers are used up: a new name for the same client.
+            self.client = ClientId(fresh());
+            self.next = 1;
+        }
+        let key = (self.client, self.next);
+        self.next += 1;
+        self.open.insert(key);
+        key
+    }
+
+    fn ticket(&self, (client, number): (ClientId, u32)) -> Ticket {
+        let first = self.open.range((client, 0)..).next();
+        let settled_below = first.filter(|o| o.0 == client).map_or(number, |o| o.1);
+        Ticket { client, number, settled_below }
+    }
+}
+
+/// Ends a ticket's life when its operation has been answered, or its caller has gone away.
+struct Issued<'a, W: World, S: Components>(&'a Inner<W, S>, (ClientId, u32));
+
+impl<W: World, S: Components> Drop for Issued<'_, W, S> {
+    fn drop(&mut self) {
+        self.0.tickets.borrow_mut().open.remove(&self.1);
+    }
+}
+
+/// A change of one piece.
+#[derive(Clone)]
+enum Change {
+    Write { crcs: Vec<u32>, data: Vec<Buf> },
+    Clear { kind: OpKind, len: u64 },
+}
+
+impl<W: World, S: Components> ObjectVolume<W, S> {
+    /// Opens an object for I/O from this host.
+    ///
+    /// # Errors
+    /// [`VolumeError::Gone`] if there is none; otherwise the directory cannot be asked.
+    pub async fn open(objects: Objects<W, S>, id: ObjectId) -> Result<Self, VolumeError> {
+        let world = objects.ctx().world.clone();
+        let (record, _) = load(&world, id).await.map_err(|e| match e {
+            TakeoverError::Gone | TakeoverError::Lost => VolumeError::Gone,
+            TakeoverError::NotNow(why) => VolumeError::TimedOut(why),
+        })?;
+        let client = ClientId(world.random());
+        Ok(Self(Rc::new(Inner {
+            objects,
+            id,
+            size_bytes: Cell::new(record.size_bytes),
+            tickets: RefCell::new(Tickets { client, next: 1, open: BTreeSet::new() }),
+            changes: Semaphore::new(CHANGES_MAX),
+            iops_limit: record.policy.iops_limit,
+            next_start: Cell::new(Nanos::ZERO),
+        })))
+    }
+
+    /// Its object.
+    pub fn id(&self) -> ObjectId {
+        self.0.id
+    }
+
+    fn world(&self) -> &W {
+        &self.0.objects.ctx().world
+    }
+
+    /// Checks a range and cuts it at strips.
+    fn pieces(&self, at: u64, len: u64) -> Result<Vec<(u64, u64)>, VolumeError> {
+        let aligned = at.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+        let end = at.checked_add(len).filter(|&end| end <= self.0.size_bytes.get());
+        let Some(end) = end.filter(|_| aligned) else {
+            return Err(VolumeError::OutOfRange { at, len });
+        };
+        let mut pieces = Vec::with_capacity((len / CHUNK) as usize + 2);
+        let mut at = at;
+        while at < end {
+            let next = ((at / CHUNK + 1) * CHUNK).min(end);
+            pieces.push((at, next - at));
+            at = next;
+        }
+        Ok(pieces)
+    }
+
+    /// Waits for this I/O's turn under the policy's limit; bursts of 50 ms are let through.
+    async fn pace(&self) {
+        if self.0.iops_limit == 0 {
+            return;
+        }
+        let step = Nanos(1_000_000_000 / u64::from(self.0.iops_limit));
+        let now = self.world().now();
+        let start = self.0.next_start.get().max(now - Nanos::from_ms(50));
+        self.0.next_start.set(start + step);
+        if start > now {
+            self.world().sleep_until(start).await;
+        }
+    }
+
+    /// One attempt after the other until the owner has answered.
+    async fn until_answered<T>(
+        &self,
+        mut attempt: impl AsyncFnMut(Route<W, S>, bool) -> Attempt<T>,
+    ) -> Result<T, VolumeError> {
+        let objects = &self.0.objects;
+        let until = self.world().now() + HOLD;
+        let mut retry = false;
+        let mut not_owner_since = None;
+        loop {
+            let why = match objects.route(self.0.id).await {
+                Ok(route) => {
+                    let host = match &route {
+                        Route::Local(_) => None,
+                        Route::Remote(host) => Some(*host),
+                    };
+                    match attempt(route, retry).await {
+                        Attempt::Answered(result) => return result,
+                        Attempt::NotSent => "its owner cannot be reached".to_string(),
+                        Attempt::Unknown => {
+                            sometimes!("client.outcome_unknown_retries");
+                            retry = true;
+                            "its owner stopped".to_string()
+                        }
+                        Attempt::NotOwner => {
+                            self.on_not_owner(host, &mut not_owner_since).await;
+                            "its owner has changed".to_string()
+                        }
+                    }
+                }
+                Err(TakeoverError::Gone) => return Err(VolumeError::Gone),
+                Err(TakeoverError::Lost) => "another host takes it over".to_string(),
+                Err(TakeoverError::NotNow(why)) => why,
+            };
+            if self.world().now() > until {
+                sometimes!("client.held_too_long");
+                return Err(VolumeError::TimedOut(why));
+            }
+            // A little chance keeps two hosts from taking an object from each other for ever.
+            let jitter = Nanos(self.world().random() % RETRY_EVERY.0);
+            self.world().sleep(RETRY_EVERY / 4 + jitter).await;
+        }
+    }
+
+    async fn on_not_owner(&self, host: Option<HostId>, since: &mut Option<Nanos>) {
+        let now = self.world().now();
+        let first = *since.get_or_insert(now);
+        if let Some(host) = host
+            && now.since(first) > NOT_OWNER_MAX
+        {
+            sometimes!("client.takes_over_from_a_host_that_does_not_serve");
+            *since = None;
+            let _ = self.0.objects.take_from(self.0.id, host).await;
+        }
+    }
+
+    async fn change(&self, at: u64, change: Change) -> Result<(), VolumeError> {
+        let _permit = self.0.changes.acquire(1).await;
+        self.pace().await;
+        let key = self.0.tickets.borrow_mut().issue(|| self.world().random());
+        let _issued = Issued(&self.0, key);
+        self.until_answered(async |route, retry| {
+            let ticket = self.0.tickets.borrow().ticket(key);
+            match route {
+                Route::Local(owner) => {
+                    let change = change.clone();
+                    let work = async {
+                        match change {
+                            Change::Write { crcs, data } => {
+                                owner.write(at, crcs, data, ticket).await
+                            }
+                            Change::Clear { kind, len } => {
+                                owner.clear(kind, at, len, ticket).await
+                            }
+                        }
+                    };
+                    let result = if retry {
+                        owner.write_once(ticket, retry, at, work).await
+                    } else {
+                        work.await
+                    };
+                    match result {
+                        Ok(()) => Attempt::Answered(Ok(())),
+                        Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
+                        Err(Fail::Stopped) => Attempt::Unknown,
+                    }
+                }
+                Route::Remote(host) => {
+                    let io = match change.clone() {
+                        Change::Write { crcs, data } => ClientIo::Write { crcs, data },
+                        Change::Clear { kind: OpKind::Discard, len } => {
+                            ClientIo::Discard { len: len as u32 }
+                        }
+                        Change::Clear { len, .. } => ClientIo::Zero { len: len as u32 },
+                    };
+                    match self.ask(host, ticket, retry, at, io).await {
+                        Ok(Reply::Done) => Attempt::Answered(Ok(())),
+                        other => Attempt::from(other),
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    async fn ask(
+        &self,
+        host: HostId,
+        ticket: Ticket,
+        retry: bool,
+        at: u64,
+        io: ClientIo,
+    ) -> Result<Reply, CallError> {
+        let request = ClientRequest { object: self.0.id, ticket, retry, at, io };
+        let deadline = self.world().now() + CLIENT_DEADLINE;
+        let peers = self.0.objects.peers();
+        peers.call(host, Lane::Data, Request::Client(request), deadline).await
+    }
+
+    async fn read_piece(&self, at: u64, len: u64) -> Result<Vec<Buf>, VolumeError> {
+        self.pace().await;
+        self.until_answered(async |route, _| match route {
+            Route::Local(owner) => match owner.read(at, len).await {
+                Ok(data) => Attempt::Answered(Ok(data)),
+                Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
+                Err(Fail::Stopped) => Attempt::Unknown,
+            },
+            Route::Remote(host) => {
+                let io = ClientIo::Read { len: len as u32 };
+                match self.ask(host, Ticket::default(), false, at, io).await {
+                    Ok(Reply::Data { data, .. }) if buf::total_len(&data) as u64 == len => {
+                        Attempt::Answered(Ok(data))
+                    }
+                    other => Attempt::from(other),
+                }
+            }
+        })
+        .await
+    }
+
+    async fn extents_of(&self, at: u64, len: u64) -> Result<Vec<Extent>, VolumeError> {
+        self.until_answered(async |route, _| match route {
+            Route::Local(owner) => match owner.extents(at, len).await {
+                Ok(extents) => Attempt::Answered(Ok(extents)),
+                Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
+                Err(Fail::Stopped) => Attempt::Unknown,
+            },
+            Route::Remote(host) => {
+                let io = ClientIo::Extents { len };
+                match self.ask(host, Ticket::default(), false, at, io).await {
+                    Ok(Reply::Extents(extents)) => Attempt::Answered(Ok(extents)),
+                    other => Attempt::from(other),
+                }
+            }
+        })
+        .await
+    }
+
+    async fn clear_range(&self, kind: OpKind, at: u64, len: u64) -> Result<(), VolumeError> {
+        let work = self.pieces(at, len)?.into_iter();
+        let work = work.map(|(at, len)| self.change(at, Change::Clear { kind, len }));
+        futures_util::stream::iter(work)
+            .buffer_unordered(PIECES_MAX)
+            .try_collect::<Vec<()>>()
+            .await
+            .map(|_| ())
+    }
+
+    /// The size may have grown since it was opened.
+    pub async fn refresh(&self) {
+        if let Ok((record, _)) = load(self.world(), self.0.id).await {
+            self.0.size_bytes.set(record.size_bytes);
+        }
+    }
+}
+
+/// What came of one attempt.
+enum Attempt<T> {
+    Answered(Result<T, VolumeError>),
+    /// It had no effect.
+    NotSent,
+    /// It may have had its effect.
+    Unknown,
+    /// The host that was asked owns nothing; no effect.
+    NotOwner,
+}
+
+impl<T> From<Result<Reply, CallError>> for Attempt<T> {
+    fn from(reply: Result<Reply, CallError>) -> Self {
+        match reply {
+            Ok(Reply::VolumeFailed(error)) => Self::Answered(Err(error)),
+            Ok(Reply::NotOwner) => Self::NotOwner,
+            Err(CallError::Unreachable) => Self::NotSent,
+            Ok(_) | Err(_) => Self::Unknown,
+        }
+    }
+}
+
+impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            size_bytes: self.0.size_bytes.get(),
+            min_block: SECTOR as u32,
+            preferred_block: BLOCK as u32,
+            max_len: IO_MAX,
+            read_only: false,
+        }
+    }
+
+    async fn read(&self, at: u64, len: u32) -> Result<Vec<Buf>, VolumeError> {
+        let pieces = self.pieces(at, u64::from(len))?;
+        if let [(at, len)] = pieces[..] {
+            return self.read_piece(at, len).await;
+        }
+        let work = pieces.into_iter().map(|(at, len)| self.read_piece(at, len));
+        let parts: Vec<Vec<Buf>> =
+            futures_util::stream::iter(work).buffered(PIECES_MAX).try_collect().await?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    async fn write(&self, at: u64, data: Vec<Buf>) -> Result<(), VolumeError> {
+        let pieces = self.pieces(at, buf::total_len(&data) as u64)?;
+        if let [(at, _)] = pieces[..] {
+            let crcs = client_crcs(at, &data);
+            return self.change(at, Change::Write { crcs, data }).await;
+        }
+        let mut rest = data.into_iter().collect::<std::collections::VecDeque<Buf>>();
+        let mut cut = Vec::with_capacity(pieces.len());
+        for (at, len) in pieces {
+            let part = take_front(&mut rest, len as usize);
+            cut.push((at, Change::Write { crcs: client_crcs(at, &part), data: part }));
+        }
+        let work = cut.into_iter().map(|(at, change)| self.change(at, change));
+        futures_util::stream::iter(work)
+            .buffer_unordered(PIECES_MAX)
+            .try_collect::<Vec<()>>()
+            .await
+            .map(|_| ())
+    }
+
+    async fn flush(&self) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    async fn discard(&self, at: u64, len: u64) -> Result<(), VolumeError> {
+        self.clear_range(OpKind::Discard, at, len).await
+    }
+
+    async fn zero(&self, at: u64, len: u64, flags: ZeroFlags) -> Result<(), VolumeError> {
+        let kind = if flags.may_unmap { OpKind::Discard } else { OpKind::Zero };
+        self.clear_range(kind, at, len).await
+    }
+
+    async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, VolumeError> {
+        let len = len.min(CHUNK * EXTENT_STRIPS_MAX - at % CHUNK);
+        let work = self.pieces(at, len)?.into_iter();
+        let work = work.map(|(at, len)| self.extents_of(at, len));
+        let parts: Vec<Vec<Extent>> =
+            futures_util::stream::iter(work).buffered(PIECES_MAX).try_collect().await?;
+        let mut merged: Vec<Extent> = Vec::new();
+        for extent in parts.into_iter().flatten() {
+            match merged.last_mut() {
+                Some(last) if last.kind == extent.kind => last.len += extent.len,
+                _ => merged.push(extent),
+            }
+        }
+        Ok(merged)
+    }
+}
+
+/// Takes `len` bytes off the front.
+fn take_front(rest: &mut std::collections::VecDeque<Buf>, mut len: usize) -> Vec<Buf> {
+    let mut part = Vec::new();
+    while len > 0 {
+        let first = rest.pop_front().expect("pieces cover exactly the data");
+        if first.len() > len {
+            rest.push_front(first.slice(len..));
+            part.push(first.slice(..len));
+            len = 0;
+        } else {
+            len -= first.len();
+            part.push(first);
+        }
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_settle_in_order_and_survive_a_wrap() {
+        let mut t = Tickets { client: ClientId(1), next: u32::MAX - 1, open: BTreeSet::new() };
+        let a = t.issue(|| 2);
+        let b = t.issue(|| 2);
+        assert_eq!((a, b), ((ClientId(1), u32::MAX - 1), (ClientId(2), 1)));
+        let c = t.issue(|| 3);
+        t.open.remove(&b);
+        assert_eq!(t.ticket(c).settled_below, 2);
+        assert_eq!(t.ticket(a).settled_below, u32::MAX - 1);
+    }
+
+    #[test]
+    fn data_is_cut_where_it_is_asked_for() {
+        let mut rest: std::collections::VecDeque<Buf> =
+            [vec![1u8; 3], vec![2; 5]].iter().map(|v| Buf::copy_from(v)).collect();
+        let first = take_front(&mut rest, 4);
+        assert_eq!(&*buf::join(&first), &[1, 1, 1, 2]);
+        assert_eq!(buf::total_len(&take_front(&mut rest, 4)), 4);
+        assert!(rest.is_empty());
+    }
+}

@@ -1,0 +1,625 @@
+//! All objects of one host: its owners, its members, its leases, and the way to other hosts.
+
+use crate::leg::Role;
+use crate::limits::{
+    CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, WATCH_EVERY,
+};
+use crate::member::Members;
+use crate::message::{ClientIo, ClientRequest, Reply, Request};
+use crate::owner::{Fail, Owner, Stop};
+use crate::placement::{self, HostView};
+use crate::resync::Progress;
+use crate::takeover::{TakeoverError, load, take_over};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
+use atoll_format::op::OpKind;
+use atoll_format::record::{ObjectRecord, OwnerRecord};
+use atoll_transport::{Identity, Peers, Service};
+use atoll_world::sync::Notify;
+use atoll_world::{Components, Lane, Nanos, World, sometimes};
+use futures_util::future::{LocalBoxFuture, select};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::{Rc, Weak};
+
+/// Something that an administrator would want to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// This host begins to take the object over.
+    TakingOver {
+        /// Which.
+        object: ObjectId,
+        /// Its new epoch.
+        epoch: Epoch,
+    },
+    /// This host owns the object.
+    TookOver {
+        /// Which.
+        object: ObjectId,
+        /// Its epoch.
+        epoch: Epoch,
+    },
+    /// This host no longer owns the object.
+    OwnerStopped {
+        /// Which.
+        object: ObjectId,
+        /// The epoch that ended.
+        epoch: Epoch,
+    },
+    /// A member was taken out of an object.
+    MemberDropped {
+        /// Which object.
+        object: ObjectId,
+        /// The member's host.
+        host: HostId,
+        /// Why, for people.
+        why: String,
+    },
+    /// A member is being brought up to date.
+    ResyncStarted {
+        /// Which object.
+        object: ObjectId,
+        /// The member's host.
+        host: HostId,
+    },
+    /// A member is up to date again.
+    ResyncDone {
+        /// Which object.
+        object: ObjectId,
+        /// The member's host.
+        host: HostId,
+    },
+    /// A block whose checksum did not match was rewritten from a good copy.
+    BlockRepaired {
+        /// Which object.
+        object: ObjectId,
+        /// The member's host.
+        host: HostId,
+    },
+    /// No good copy of a block is left.
+    BlockLost {
+        /// Which object.
+        object: ObjectId,
+        /// First byte, in the object.
+        at: u64,
+    },
+}
+
+/// Events kept until they are taken; the oldest go first.
+const EVENTS_MAX: usize = 1024;
+
+/// An answer to a management request of another host.
+pub type AdminHandler = Rc<dyn Fn(HostId, Vec<u8>) -> LocalBoxFuture<'static, Vec<u8>>>;
+
+/// What an owner knows of its object.
+#[derive(Clone, Debug)]
+pub struct OwnedObject {
+    /// The record, as the directory confirmed it.
+    pub record: ObjectRecord,
+    /// Resync.
+    pub resync: Progress,
+    /// Reads and writes of guests since this owner began.
+    pub guest_ops: u64,
+}
+
+/// All objects of one host. Clones are the same.
+pub struct Objects<W: World, S: Components>(Rc<Ctx<W, S>>);
+
+impl<W: World, S: Components> Clone for Objects<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+/// What everything in this crate shares on one host.
+pub(crate) struct Ctx<W: World, S: Components> {
+    pub world: W,
+    pub host: HostId,
+    pub incarnation: Incarnation,
+    peers: OnceCell<Peers<W, HostService<W, S>>>,
+    pub members: Members<W, S>,
+    owners: RefCell<BTreeMap<ObjectId, Owner<W, S>>>,
+    /// Objects that this host is taking over at this moment.
+    taking: RefCell<BTreeMap<ObjectId, Notify>>,
+    /// When an owner was first found out of reach.
+    missed: RefCell<BTreeMap<ObjectId, Nanos>>,
+    events: RefCell<VecDeque<(u64, Event)>>,
+    inventory: RefCell<Vec<HostView>>,
+    repair_delay_s: Cell<u32>,
+    resync_paused: Cell<bool>,
+    /// Bytes per second; 0: as fast as guests allow.
+    resync_limit: Cell<u64>,
+    serial: Cell<u64>,
+    renew_now: Notify,
+    admin: RefCell<Option<AdminHandler>>,
+    stopping: Cell<bool>,
+}
+
+impl<W: World, S: Components> Ctx<W, S> {
+    pub fn peers(&self) -> &Peers<W, HostService<W, S>> {
+        self.peers.get().expect("set before anything runs")
+    }
+    pub fn me(&self) -> OwnerRecord {
+        OwnerRecord { host: self.host, incarnation: self.incarnation }
+    }
+    pub fn is_me(&self, record: &ObjectRecord) -> bool {
+        record.owner == Some(self.me())
+    }
+    pub fn event(&self, event: Event) {
+        let mut events = self.events.borrow_mut();
+        if events.len() == EVENTS_MAX {
+            events.pop_front();
+        }
+        events.push_back((self.world.unix_ms(), event));
+    }
+    pub fn host_name(&self, id: HostId) -> String {
+        let inventory = self.inventory.borrow();
+        inventory.iter().find(|h| h.id == id).map_or_else(|| id.to_string(), |h| h.name.clone())
+    }
+    pub fn repair_delay_s(&self) -> u32 {
+        self.repair_delay_s.get()
+    }
+    pub fn resync_paused(&self) -> bool {
+        self.resync_paused.get()
+    }
+    /// Sleeps as long as the limit says for that many bytes.
+    pub async fn resync_pace(&self, bytes: u64) {
+        let limit = self.resync_limit.get();
+        if limit > 0 {
+            self.world.sleep(Nanos(bytes.saturating_mul(1_000_000_000) / limit)).await;
+        }
+    }
+    /// Where a member that is gone can be rebuilt.
+    pub fn replacement(
+        &self,
+        record: &ObjectRecord,
+        leg: usize,
+        gone: ComponentId,
+    ) -> Option<(HostId, GroupId)> {
+        placement::replacement(&self.inventory.borrow(), record, leg, gone).ok()
+    }
+    pub fn owner_stopped(&self, object: ObjectId, epoch: Epoch) {
+        let mut owners = self.owners.borrow_mut();
+        if owners.get(&object).is_some_and(|o| o.0.epoch == epoch) {
+            owners.remove(&object);
+        }
+    }
+    fn owner(&self, object: ObjectId) -> Option<Owner<W, S>> {
+        self.owners.borrow().get(&object).filter(|o| !o.is_stopped()).cloned()
+    }
+}
+
+/// The requests of other hosts, and of this one.
+pub struct HostService<W: World, S: Components>(Weak<Ctx<W, S>>);
+
+impl<W: World, S: Components> Clone for HostService<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<W: World, S: Components> Service for HostService<W, S> {
+    type Request = Request;
+    type Reply = Reply;
+    fn handle(&self, from: HostId, request: Request) -> impl Future<Output = Reply> + 'static {
+        let ctx = self.0.upgrade();
+        async move {
+            let Some(ctx) = ctx else { return Reply::NotOwner };
+            match request {
+                Request::Client(request) => Objects(ctx).serve_client(request).await,
+                Request::Admin(json) => {
+                    let handler = ctx.admin.borrow().clone();
+                    match handler {
+                        Some(handler) => Reply::Admin(handler(from, json).await),
+                        None => Reply::NotOwner,
+                    }
+                }
+                request => ctx.members.handle(from, request).await,
+            }
+        }
+    }
+}
+
+/// Where an object's I/O goes.
+pub(crate) enum Route<W: World, S: Components> {
+    Local(Owner<W, S>),
+    Remote(HostId),
+}
+
+impl<W: World, S: Components> Objects<W, S> {
+    /// The object layer of a host that starts now.
+    pub fn start(world: W, identity: Identity, stores: Vec<S>) -> Self {
+        let ctx = Rc::new(Ctx {
+            members: Members::new(world.clone(), stores),
+            host: identity.host,
+            incarnation: identity.incarnation,
+            peers: OnceCell::new(),
+            owners: RefCell::default(),
+            taking: RefCell::default(),
+            missed: RefCell::default(),
+            events: RefCell::default(),
+            inventory: RefCell::default(),
+            repair_delay_s: Cell::new(3600),
+            resync_paused: Cell::new(false),
+            resync_limit: Cell::new(0),
+            serial: Cell::new(0),
+            renew_now: Notify::default(),
+            admin: RefCell::new(None),
+            stopping: Cell::new(false),
+            world: world.clone(),
+        });
+        let peers = Peers::start(world.clone(), identity, HostService(Rc::downgrade(&ctx)));
+        assert!(ctx.peers.set(peers).is_ok(), "set once");
+        let objects = Self(ctx);
+        world.spawn(objects.clone().renew_leases());
+        objects
+    }
+
+    pub(crate) fn ctx(&self) -> &Rc<Ctx<W, S>> {
+        &self.0
+    }
+
+    /// This host's members.
+    pub fn members(&self) -> &Members<W, S> {
+        &self.0.members
+    }
+
+    /// The way to other hosts.
+    pub fn peers(&self) -> &Peers<W, HostService<W, S>> {
+        self.0.peers()
+    }
+
+    /// Who answers management requests of other hosts.
+    pub fn set_admin(&self, handler: AdminHandler) {
+        *self.0.admin.borrow_mut() = Some(handler);
+    }
+
+    /// The hosts and their space, as known now: for rebuilding elsewhere and for names.
+    pub fn set_inventory(&self, hosts: Vec<HostView>) {
+        *self.0.inventory.borrow_mut() = hosts;
+    }
+
+    /// See [`set_inventory`](Self::set_inventory).
+    pub fn inventory(&self) -> Vec<HostView> {
+        self.0.inventory.borrow().clone()
+    }
+
+    /// Seconds that a member may be away before it is rebuilt elsewhere.
+    pub fn set_repair_delay(&self, seconds: u32) {
+        self.0.repair_delay_s.set(seconds);
+    }
+
+    /// Pauses or resumes resync on this host, and limits it to bytes per second (0: no limit).
+    pub fn set_resync(&self, paused: bool, bytes_per_second: u64) {
+        self.0.resync_paused.set(paused);
+        self.0.resync_limit.set(bytes_per_second);
+    }
+
+    /// What [`set_resync`](Self::set_resync) has set.
+    pub fn resync_settings(&self) -> (bool, u64) {
+        (self.0.resync_paused.get(), self.0.resync_limit.get())
+    }
+
+    /// Takes the events that have come up, with the time in milliseconds since 1970.
+    pub fn take_events(&self) -> Vec<(u64, Event)> {
+        self.0.events.borrow_mut().drain(..).collect()
+    }
+
+    /// Objects that this host owns.
+    pub fn owned(&self) -> Vec<OwnedObject> {
+        let owners = self.0.owners.borrow();
+        owners
+            .values()
+            .filter(|o| !o.is_stopped())
+            .map(|o| OwnedObject {
+                record: o.0.record.borrow().clone(),
+                resync: *o.0.resync.borrow(),
+                guest_ops: o.0.guest_ops.get(),
+            })
+            .collect()
+    }
+
+    /// Hands over what this host owns, and stops: in-flight I/O ends first (for at most a second),
+    /// leases are given back, the record names no owner. Then the next owner need not wait.
+    pub async fn release_all(&self) {
+        self.0.stopping.set(true);
+        let owners: Vec<_> = self.0.owners.borrow().values().cloned().collect();
+        for owner in owners {
+            let until = self.0.world.now() + Nanos::from_secs(1);
+            while owner.legs().iter().any(|l| !l.is_idle()) && self.0.world.now() < until {
+                self.0.world.sleep(RETRY_EVERY / 5).await;
+            }
+            let hosts: BTreeSet<HostId> = owner
+                .legs()
+                .iter()
+                .flat_map(|l| l.members.borrow().iter().map(|m| m.host).collect::<Vec<_>>())
+                .collect();
+            // No read is answered after this, so the leases may go.
+            owner.stop(Stop::Released);
+            for host in hosts {
+                let request = Request::GiveBack {
+                    incarnation: self.0.incarnation,
+                    serial: self.0.serial.get(),
+                    objects: vec![owner.0.id],
+                };
+                let deadline = self.0.world.now() + CALL_DEADLINE / 6;
+                let _ = self.0.peers().call(host, Lane::Control, request, deadline).await;
+            }
+        }
+    }
+
+    /// Grows an object that this host owns (in place: the same legs).
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn grow(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
+        use atoll_format::record::legs_needed;
+        use atoll_format::units::BLOCKS_PER_CHUNK;
+        let owner = self.0.owner(object).ok_or("this host does not own the volume")?;
+        let mut grown = owner.0.record.borrow().clone();
+        if size_bytes < grown.size_bytes {
+            return Err("the volume would shrink".into());
+        }
+        if legs_needed(&grown.policy, size_bytes) != grown.legs.len() {
+            return Err(format!(
+                "the volume would need {} legs and has {}: copy it to a new volume of that size",
+                legs_needed(&grown.policy, size_bytes),
+                grown.legs.len()
+            ));
+        }
+        grown.size_bytes = size_bytes;
+        for (leg, member) in grown.members() {
+            let blocks = grown.leg_chunks(leg) * BLOCKS_PER_CHUNK;
+            let (component, epoch) = (member.component, owner.0.epoch);
+            let request = Request::Grow { component, epoch, blocks };
+            let deadline = self.0.world.now() + CALL_DEADLINE;
+            match self.0.peers().call(member.host, Lane::Control, request, deadline).await {
+                Ok(Reply::Done) => {}
+                other => {
+                    return Err(format!(
+                        "host {} did not grow its copy ({other:?}): resize when all copies are up",
+                        self.0.host_name(member.host)
+                    ));
+                }
+            }
+        }
+        let edit = |record: &mut ObjectRecord| {
+            let grows = record.size_bytes < size_bytes;
+            record.size_bytes = record.size_bytes.max(size_bytes);
+            grows
+        };
+        owner.change(edit).await.map_err(|_| "the volume's owner has changed: try again".into())
+    }
+
+    /// A block of a component is bad: its object's owner, if it is here, repairs it.
+    pub fn on_bad_block(&self, object: ObjectId, component: ComponentId, block: u32) -> bool {
+        let Some(owner) = self.0.owner(object) else { return false };
+        for leg in owner.legs() {
+            let found = leg
+                .members
+                .borrow()
+                .iter()
+                .find(|m| m.component == component && matches!(m.role, Role::Active))
+                .map(|m| m.slot);
+            if let Some(slot) = found {
+                owner.repair_later(&leg, slot, vec![block]);
+            }
+        }
+        true
+    }
+
+    // ---- ownership -----------------------------------------------------------------------
+
+    /// Whether this host owns the object and serves it.
+    pub fn owns(&self, object: ObjectId) -> bool {
+        self.0.owner(object).is_some()
+    }
+
+    /// Makes this host the owner if nobody else who can be reached is; for objects that need
+    /// healing and have no client.
+    pub async fn adopt(&self, object: ObjectId) -> Result<(), String> {
+        match self.route(object).await {
+            Ok(_) => Ok(()),
+            Err(TakeoverError::NotNow(why)) => Err(why),
+            Err(TakeoverError::Gone) => Err("there is no such object".into()),
+            Err(TakeoverError::Lost) => Err("another host took it".into()),
+        }
+    }
+
+    /// Where the object's I/O goes now; takes over if its owner is dead.
+    pub(crate) async fn route(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
+        if let Some(owner) = self.0.owner(object) {
+            return Ok(Route::Local(owner));
+        }
+        let taking = self.0.taking.borrow().get(&object).map(Notify::notified);
+        if let Some(taking) = taking {
+            taking.await;
+            return match self.0.owner(object) {
+                Some(owner) => Ok(Route::Local(owner)),
+                None => Err(TakeoverError::NotNow("taking the volume over failed".into())),
+            };
+        }
+        if self.0.stopping.get() {
+            return Err(TakeoverError::Gone);
+        }
+        let (record, revision) = load(&self.0.world, object).await?;
+        if let Some(owner) = record.owner
+            && owner.host != self.0.host
+        {
+            let peer = self.0.peers().peer(owner.host);
+            // A host that has restarted owns nothing any more (R5).
+            let restarted = peer.incarnation.is_some_and(|i| i != owner.incarnation);
+            if peer.connected && !restarted {
+                self.0.missed.borrow_mut().remove(&object);
+                return Ok(Route::Remote(owner.host));
+            }
+            let now = self.0.world.now();
+            let since = *self.0.missed.borrow_mut().entry(object).or_insert(now);
+            if !restarted && now.since(since) < TAKEOVER_AFTER {
+                let host = self.0.host_name(owner.host);
+                return Err(TakeoverError::NotNow(format!("its owner {host} cannot be reached")));
+            }
+        }
+        self.take(object, (record, revision)).await
+    }
+
+    /// Takes over, one attempt at a time.
+    pub(crate) async fn take(
+        &self,
+        object: ObjectId,
+        from: (ObjectRecord, atoll_world::directory::Revision),
+    ) -> Result<Route<W, S>, TakeoverError> {
+        if self.0.taking.borrow().contains_key(&object) || self.0.owner(object).is_some() {
+            return Err(TakeoverError::NotNow("taking the volume over already".into()));
+        }
+        let done = Notify::default();
+        self.0.taking.borrow_mut().insert(object, done.clone());
+        // Spawned: a client that gives up does not leave a takeover half done.
+        let (tell, told) = atoll_world::sync::oneshot();
+        let this = self.clone();
+        self.0.world.spawn(async move {
+            let result = take_over(&this.0, from).await;
+            let result = result.map(|owner| {
+                this.serve(owner.clone());
+                Route::Local(owner)
+            });
+            this.0.taking.borrow_mut().remove(&object);
+            this.0.missed.borrow_mut().remove(&object);
+            done.notify_all();
+            tell.send(result);
+        });
+        match told.await {
+            Ok(result) => result,
+            Err(_) => Err(TakeoverError::NotNow("this host is stopping".into())),
+        }
+    }
+
+    fn serve(&self, owner: Owner<W, S>) {
+        sometimes!("objects.serving");
+        let old = self.0.owners.borrow_mut().insert(owner.0.id, owner.clone());
+        if let Some(old) = old {
+            old.stop(Stop::Superseded);
+        }
+        self.0.world.spawn(owner.clone().watch());
+        self.0.world.spawn(owner.heal());
+        self.0.renew_now.notify_all();
+    }
+
+    /// The owner that the directory names does not serve: forget how we got there, and take over
+    /// ourselves.
+    pub(crate) async fn take_from(&self, object: ObjectId, host: HostId) -> Option<TakeoverError> {
+        let loaded = match load(&self.0.world, object).await {
+            Ok(loaded) => loaded,
+            Err(error) => return Some(error),
+        };
+        if loaded.0.owner.is_some_and(|o| o.host == host) {
+            return self.take(object, loaded).await.err();
+        }
+        None
+    }
+
+    // ---- leases --------------------------------------------------------------------------
+
+    /// Renews leases with every host that holds members of objects owned here (R9).
+    async fn renew_leases(self) {
+        loop {
+            let now = self.0.renew_now.notified();
+            let mut per_host: BTreeMap<HostId, Vec<(ObjectId, Epoch)>> = BTreeMap::new();
+            for owner in self.0.owners.borrow().values().filter(|o| !o.is_stopped()) {
+                let mut hosts = BTreeSet::new();
+                for leg in owner.legs() {
+                    let members = leg.members.borrow();
+                    hosts.extend(members.iter().filter(|m| m.role.receives()).map(|m| m.host));
+                }
+                for host in hosts {
+                    per_host.entry(host).or_default().push((owner.0.id, owner.0.epoch));
+                }
+            }
+            for (host, objects) in per_host {
+                self.0.world.spawn(self.clone().renew_with(host, objects));
+            }
+            let tick = std::pin::pin!(self.0.world.sleep(RENEW_EVERY));
+            select(now, tick).await;
+        }
+    }
+
+    async fn renew_with(self, host: HostId, objects: Vec<(ObjectId, Epoch)>) {
+        let serial = self.0.serial.get() + 1;
+        self.0.serial.set(serial);
+        let incarnation = self.0.incarnation;
+        // Counted from before it is sent (R9).
+        let until = self.0.world.now() + LEASE;
+        let request = Request::Renew { incarnation, serial, objects: objects.clone() };
+        let reply = self.0.peers().call(host, Lane::Control, request, until).await;
+        let Ok(Reply::Granted { serial: answered, excluded }) = reply else { return };
+        if answered != serial {
+            return;
+        }
+        for (object, epoch) in objects {
+            let Some(owner) = self.0.owner(object).filter(|o| o.0.epoch == epoch) else { continue };
+            if excluded.contains(&object) {
+                sometimes!("objects.lease_refused");
+                let owner = owner.clone();
+                self.0.world.spawn(async move { owner.verify().await });
+                continue;
+            }
+            for leg in owner.legs() {
+                for m in leg.members.borrow_mut().iter_mut().filter(|m| m.host == host) {
+                    m.lease_until = m.lease_until.max(until);
+                }
+            }
+            owner.0.lease_notify.notify_all();
+        }
+    }
+
+    // ---- clients of other hosts ----------------------------------------------------------
+
+    /// One piece of I/O of a client on another host.
+    async fn serve_client(&self, request: ClientRequest) -> Reply {
+        let ClientRequest { object, ticket, retry, at, io } = request;
+        let taking = self.0.taking.borrow().get(&object).map(Notify::notified);
+        if let Some(taking) = taking {
+            let until = self.0.world.now() + CALL_DEADLINE * 2;
+            let _ = self.0.world.timeout_at(until, taking).await;
+        }
+        let Some(owner) = self.0.owner(object) else { return Reply::NotOwner };
+        let result = match io {
+            ClientIo::Read { len } => match owner.read(at, u64::from(len)).await {
+                Ok(data) => {
+                    let crcs = crate::message::client_crcs(at, &data);
+                    return Reply::Data { crcs, data };
+                }
+                Err(fail) => Err(fail),
+            },
+            ClientIo::Extents { len } => match owner.extents(at, len).await {
+                Ok(extents) => return Reply::Extents(extents),
+                Err(fail) => Err(fail),
+            },
+            ClientIo::Write { crcs, data } => {
+                let work = owner.write(at, crcs, data, ticket);
+                owner.write_once(ticket, retry, at, work).await
+            }
+            ClientIo::Zero { len } => {
+                let work = owner.clear(OpKind::Zero, at, u64::from(len), ticket);
+                owner.write_once(ticket, retry, at, work).await
+            }
+            ClientIo::Discard { len } => {
+                let work = owner.clear(OpKind::Discard, at, u64::from(len), ticket);
+                owner.write_once(ticket, retry, at, work).await
+            }
+        };
+        match result {
+            Ok(()) => Reply::Done,
+            Err(Fail::Stopped) => Reply::OwnerStopped,
+            Err(Fail::Volume(error)) => Reply::VolumeFailed(error),
+        }
+    }
+
+    /// Breaks the references that hold this layer together, so that its memory goes when its tasks
+    /// have gone: for a simulated crash.
+    pub fn dissolve(&self) {
+        self.0.owners.borrow_mut().clear();
+        *self.0.admin.borrow_mut() = None;
+    }
+}
+
+const _: () = assert!(WATCH_EVERY.0 < RENEW_EVERY.0);

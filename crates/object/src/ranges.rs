@@ -1,0 +1,232 @@
+//! Range locks: what orders overlapping operations of one object.
+//!
+//! Locks live in (leg, chunk), since no operation crosses a chunk. Fair: a lock is granted when it
+//! conflicts neither with one that is held nor with one that came before it. The place in the
+//! queue is taken when `lock_*` is called, not when its future is first polled.
+//!
+//! Invariant: two held locks that overlap are both shared.
+
+use atoll_format::op::BlockRange;
+use atoll_world::sync::{Receiver, Sender, oneshot};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// All locks of one object. Clones are the same.
+#[derive(Clone, Default)]
+pub struct RangeLocks(Rc<RefCell<Chunks>>);
+
+type Key = (u16, u32);
+
+#[derive(Default)]
+struct Chunks {
+    next: u64,
+    chunks: BTreeMap<Key, Chunk>,
+}
+
+#[derive(Default)]
+struct Chunk {
+    held: Vec<Lock>,
+    waiting: VecDeque<(Lock, Sender<()>)>,
+}
+
+#[derive(Clone, Copy)]
+struct Lock {
+    id: u64,
+    range: BlockRange,
+    exclusive: bool,
+}
+
+impl Lock {
+    fn conflicts(&self, other: &Self) -> bool {
+        (self.exclusive || other.exclusive) && self.range.overlaps(other.range)
+    }
+}
+
+impl Chunk {
+    /// Grants whatever has become possible, in order.
+    fn grant(&mut self) {
+        let mut still: VecDeque<(Lock, Sender<()>)> = VecDeque::new();
+        for (lock, turn) in self.waiting.drain(..) {
+            let blocked = self.held.iter().any(|h| h.conflicts(&lock))
+                || still.iter().any(|(w, _)| w.conflicts(&lock));
+            if blocked {
+                still.push_back((lock, turn));
+            } else {
+                self.held.push(lock);
+                turn.send(());
+            }
+        }
+        self.waiting = still;
+    }
+}
+
+/// A held or awaited lock; given up when dropped.
+#[must_use = "the lock is held as long as this lives"]
+pub struct RangeGuard {
+    of: RangeLocks,
+    key: Key,
+    id: u64,
+}
+
+impl RangeLocks {
+    /// No locks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Shared with other shared ones: reads.
+    pub fn lock_shared(
+        &self,
+        leg: u16,
+        range: BlockRange,
+    ) -> impl Future<Output = RangeGuard> + use<> {
+        self.lock(leg, range, false)
+    }
+
+    /// Alone on its range: writes, and copies of whole chunks.
+    pub fn lock_exclusive(
+        &self,
+        leg: u16,
+        range: BlockRange,
+    ) -> impl Future<Output = RangeGuard> + use<> {
+        self.lock(leg, range, true)
+    }
+
+    fn lock(
+        &self,
+        leg: u16,
+        range: BlockRange,
+        exclusive: bool,
+    ) -> impl Future<Output = RangeGuard> + use<> {
+        assert!(range.is_valid(), "a lock lies inside one chunk");
+        let key = (leg, range.chunk());
+        let (id, turn) = {
+            let mut all = self.0.borrow_mut();
+            all.next += 1;
+            let lock = Lock { id: all.next, range, exclusive };
+            let chunk = all.chunks.entry(key).or_default();
+            let blocked = chunk.held.iter().any(|h| h.conflicts(&lock))
+                || chunk.waiting.iter().any(|(w, _)| w.conflicts(&lock));
+            if blocked {
+                let (mine, turn): (Sender<()>, Receiver<()>) = oneshot();
+                chunk.waiting.push_back((lock, mine));
+                (lock.id, Some(turn))
+            } else {
+                chunk.held.push(lock);
+                (lock.id, None)
+            }
+        };
+        // Made before waiting, so that a future that is dropped leaves the queue.
+        let guard = RangeGuard { of: self.clone(), key, id };
+        async move {
+            if let Some(turn) = turn {
+                turn.await.expect("a waiter leaves the queue only with its guard");
+            }
+            guard
+        }
+    }
+
+    /// Whether nothing is held or awaited.
+    pub fn is_free(&self) -> bool {
+        self.0.borrow().chunks.is_empty()
+    }
+}
+
+impl Drop for RangeGuard {
+    fn drop(&mut self) {
+        let mut all = self.of.0.borrow_mut();
+        let Some(chunk) = all.chunks.get_mut(&self.key) else { return };
+        chunk.held.retain(|l| l.id != self.id);
+        chunk.waiting.retain(|(l, _)| l.id != self.id);
+        if !chunk.waiting.is_empty() {
+            chunk.grant();
+        } else if chunk.held.is_empty() {
+            all.chunks.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RangeLocks;
+    use atoll_format::op::BlockRange;
+    use futures_util::FutureExt;
+
+    fn range(start: u32, count: u16) -> BlockRange {
+        BlockRange { start, count }
+    }
+
+    #[test]
+    fn a_reader_waits_behind_a_writer_that_came_first() {
+        let locks = RangeLocks::new();
+        let reading = locks.lock_shared(0, range(0, 4)).now_or_never().expect("free");
+        let mut writer = Box::pin(locks.lock_exclusive(0, range(3, 2)));
+        assert!((&mut writer).now_or_never().is_none());
+        let mut late = Box::pin(locks.lock_shared(0, range(4, 1)));
+        assert!((&mut late).now_or_never().is_none(), "overlaps the waiting writer");
+        assert!(locks.lock_shared(0, range(5, 1)).now_or_never().is_some());
+        assert!(locks.lock_exclusive(1, range(3, 2)).now_or_never().is_some(), "another leg");
+        drop(reading);
+        let writing = (&mut writer).now_or_never().expect("first in the queue");
+        assert!((&mut late).now_or_never().is_none());
+        drop(writing);
+        drop((&mut late).now_or_never().expect("free"));
+        drop((writer, late));
+        assert!(locks.is_free());
+    }
+
+    #[test]
+    fn a_dropped_waiter_blocks_nobody() {
+        let locks = RangeLocks::new();
+        let held = locks.lock_exclusive(0, range(0, 1)).now_or_never().expect("free");
+        let dropped = locks.lock_exclusive(0, range(0, 256));
+        let mut last = Box::pin(locks.lock_shared(0, range(9, 1)));
+        assert!((&mut last).now_or_never().is_none());
+        drop(dropped);
+        drop((&mut last).now_or_never().expect("only the dropped one was in the way"));
+        drop((held, last));
+        assert!(locks.is_free());
+    }
+
+    #[test]
+    fn conflicting_locks_are_never_held_together() {
+        // A small deterministic walk against the definition.
+        let locks = RangeLocks::new();
+        let mut held: Vec<(BlockRange, bool, super::RangeGuard)> = Vec::new();
+        let mut waiting = Vec::new();
+        let mut x = 9u64;
+        for _ in 0..5_000 {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let pick = (x >> 33) as u32;
+            if pick.is_multiple_of(3) && !held.is_empty() {
+                held.swap_remove((pick as usize / 3) % held.len());
+            } else {
+                let r = range(pick % 13, (pick / 13 % 4 + 1) as u16);
+                let exclusive = pick / 64 % 2 == 0;
+                let lock = locks.lock(0, r, exclusive);
+                waiting.push((r, exclusive, Box::pin(lock)));
+            }
+            let mut i = 0;
+            while i < waiting.len() {
+                let (r, exclusive, lock) = &mut waiting[i];
+                if let Some(guard) = lock.now_or_never() {
+                    for (other, x, _) in &held {
+                        assert!(!r.overlaps(*other) || (!*exclusive && !x), "{r:?} {other:?}");
+                    }
+                    held.push((*r, *exclusive, guard));
+                    drop(waiting.remove(i));
+                } else {
+                    i += 1;
+                }
+            }
+        }
+        held.clear();
+        while !waiting.is_empty() {
+            let before = waiting.len();
+            waiting.retain_mut(|(_, _, lock)| lock.now_or_never().is_none());
+            assert!(waiting.len() < before, "somebody is always next");
+        }
+        assert!(locks.is_free());
+    }
+}
