@@ -1,0 +1,215 @@
+//! The way out: opens the connection of one lane to one peer, again and again, and reads its
+//! replies.
+//!
+//! ```text
+//!   opening --ok--> up --lost--> opening (at once if it had lived long, else after a pause)
+//!      |  ^
+//!   failed |  pause: BACKOFF_MIN doubling to BACKOFF_MAX, times 0.5..1; ended by new endpoints
+//!      +--+
+//! ```
+
+use crate::error::CallError;
+use crate::limits::{
+    BACKOFF_FORGOTTEN_AFTER, BACKOFF_MAX, BACKOFF_MIN, CONNECT_WITHIN, CPU_PER_FRAME, CPU_PER_KIB,
+};
+use crate::message::{Message, Service};
+use crate::outgoing::{Found, Window};
+use crate::peers::{ConnOf, Inner, Link, Peer};
+use atoll_format::frame::{
+    FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
+};
+use atoll_world::{Conn, Lane, Nanos, Net, Packet, World};
+use futures_util::future::select;
+use std::pin::pin;
+use std::rc::Rc;
+
+/// Runs until the peer is removed.
+pub(crate) async fn run<W: World, S: Service>(
+    inner: Rc<Inner<W, S>>,
+    peer: Rc<Peer<W, S>>,
+    lane: Lane,
+) {
+    let mut backoff = BACKOFF_MIN;
+    while !peer.removed.get() {
+        let kicked = peer.kick.notified();
+        match open(&inner, &peer, lane).await {
+            Ok((link, welcome)) if !peer.removed.get() => {
+                let since = inner.world.now();
+                let window =
+                    Window { requests: welcome.window_requests, bytes: welcome.window_bytes };
+                inner.met(&peer, welcome.incarnation);
+                inner.lane_up(&peer, lane, link.clone(), window);
+                read(&inner, &peer, lane, &link).await;
+                inner.lane_down(&peer, lane, link.serial);
+                if inner.world.now().since(since) >= BACKOFF_FORGOTTEN_AFTER {
+                    backoff = BACKOFF_MIN;
+                    continue;
+                }
+            }
+            Ok((link, _)) => {
+                link.conn.close();
+                return;
+            }
+            Err(error) => {
+                inner.count(|c| c.connects_failed += 1);
+                inner.lane_failed(&peer, lane, error);
+            }
+        }
+        // Jitter, so that hosts that lost each other at once do not come back at once.
+        let span = Nanos(backoff.0 / 2 + inner.world.random() % (backoff.0 / 2));
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+        let timer = pin!(inner.world.sleep(span));
+        select(pin!(kicked), timer).await;
+    }
+}
+
+/// A connection to the first endpoint that gives one, after its handshake.
+async fn open<W: World, S: Service>(
+    inner: &Inner<W, S>,
+    peer: &Peer<W, S>,
+    lane: Lane,
+) -> Result<(Link<W>, Hello), CallError> {
+    let endpoints = peer.endpoints.borrow().clone();
+    let mut error = CallError::Unreachable;
+    for endpoint in endpoints {
+        let until = inner.world.now() + CONNECT_WITHIN;
+        let connecting = inner.world.net().connect(&endpoint, lane);
+        let Ok(Ok(conn)) = inner.world.timeout_at(until, connecting).await else { continue };
+        let greeting = greet(inner, peer, lane, &endpoint, &conn);
+        let until = inner.world.now() + CONNECT_WITHIN;
+        match inner.world.timeout_at(until, greeting).await {
+            Ok(Ok(welcome)) => {
+                let version = welcome.version_max;
+                return Ok((Link { conn, serial: inner.serial(), version }, welcome));
+            }
+            Ok(Err(Some(refused))) => {
+                inner.count(|c| c.handshakes_refused += 1);
+                error = CallError::Refused(refused);
+            }
+            Ok(Err(None)) | Err(_) => {}
+        }
+        conn.close();
+    }
+    Err(error)
+}
+
+/// The peer's welcome; or why there is none, if it can be said.
+async fn greet<W: World, S: Service>(
+    inner: &Inner<W, S>,
+    peer: &Peer<W, S>,
+    lane: Lane,
+    endpoint: &str,
+    conn: &ConnOf<W>,
+) -> Result<Hello, Option<String>> {
+    let hello = inner.hello(peer.host, lane);
+    let body = hello.encode();
+    let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Hello, 0, &body);
+    inner.send(conn, head, body, Vec::new());
+    let packet = conn.recv().await.map_err(|_| None)?;
+    let head = inner.checked(&packet).ok_or(None)?;
+    inner.heard(peer, head.load);
+    match head.kind {
+        FrameKind::Refuse if head.request_id == 0 => {
+            let text = String::from_utf8_lossy(&packet.body);
+            return Err(Some(format!("{endpoint} refused the connection: {text}")));
+        }
+        FrameKind::Welcome => {}
+        _ => {
+            inner.count(|c| c.frames_bad += 1);
+            return Err(None);
+        }
+    }
+    let welcome = Hello::decode(&packet.body).map_err(|e| Some(format!("{endpoint}: {e}")))?;
+    let me = &inner.identity;
+    if welcome.cluster != me.cluster {
+        return Err(Some(format!(
+            "{endpoint} is host '{}' of cluster {}, this is host '{}' of cluster {}",
+            welcome.name, welcome.cluster, me.name, me.cluster
+        )));
+    }
+    if welcome.from != peer.host || welcome.to != me.host {
+        return Err(Some(format!(
+            "{endpoint} is host '{}' ({}), and host {} was looked for",
+            welcome.name, welcome.from, peer.host
+        )));
+    }
+    let version = welcome.version_max;
+    if welcome.version_min != version || !(VERSION_MIN..=VERSION_MAX).contains(&version) {
+        return Err(Some(format!(
+            "{endpoint} chose wire version {version}, which host '{}' does not speak",
+            me.name
+        )));
+    }
+    if welcome.lane != lane as u8 || welcome.window_requests == 0 || welcome.window_bytes == 0 {
+        return Err(Some(format!("{endpoint} answered with another lane or an empty window")));
+    }
+    Ok(welcome)
+}
+
+/// Reads what the peer answers until the connection ends.
+async fn read<W: World, S: Service>(
+    inner: &Inner<W, S>,
+    peer: &Peer<W, S>,
+    lane: Lane,
+    link: &Link<W>,
+) {
+    while let Ok(packet) = link.conn.recv().await {
+        let Some(head) = inner.checked(&packet) else { return };
+        inner.heard(peer, head.load);
+        let kib = u64::from(head.payload_len >> 10);
+        inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
+        let in_place = match head.kind {
+            FrameKind::Reply if head.version == link.version => {
+                on_answer(inner, peer, lane, &head, packet, link)
+            }
+            FrameKind::Refuse if head.request_id != 0 => {
+                on_answer(inner, peer, lane, &head, packet, link)
+            }
+            FrameKind::Pong if head.version == link.version => {
+                peer.round_trip.set(Some(inner.world.now().since(Nanos(head.request_id))));
+                true
+            }
+            FrameKind::Goodbye => return,
+            _ => false,
+        };
+        if !in_place {
+            inner.count(|c| c.frames_bad += 1);
+            return;
+        }
+    }
+}
+
+/// A request was answered. False: no such request is open.
+fn on_answer<W: World, S: Service>(
+    inner: &Inner<W, S>,
+    peer: &Peer<W, S>,
+    lane: Lane,
+    head: &FrameHead,
+    packet: Packet,
+    link: &Link<W>,
+) -> bool {
+    // The connection may have been given up while this packet was on its way through: then the
+    // ids are another connection's.
+    if !inner.is_current(peer, lane, link.serial) {
+        return true;
+    }
+    let found = peer.lanes[lane as usize].calls.borrow_mut().on_reply(head.request_id);
+    match found {
+        Found::Caller(answer) => {
+            let result = if head.kind == FrameKind::Refuse {
+                Err(String::from_utf8_lossy(&packet.body).into_owned())
+            } else {
+                S::Reply::decode(head.message_kind, &packet.body, packet.payload)
+                    .map_err(|e| format!("the reply was not understood: {e}"))
+            };
+            answer.send(result.map_err(|text| {
+                inner.count(|c| c.messages_refused += 1);
+                CallError::Refused(text)
+            }));
+        }
+        Found::Late => inner.count(|c| c.replies_late += 1),
+        Found::Unknown => return false,
+    }
+    inner.pump(peer, lane);
+    true
+}

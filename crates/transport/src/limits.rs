@@ -1,0 +1,57 @@
+//! Every bound and every period of this crate, with the arithmetic behind it.
+
+use atoll_format::frame::{BODY_MAX, PAYLOAD_MAX};
+use atoll_world::Nanos;
+
+/// Requests of one connection that may be unanswered at once. At 100 us a request that is ten
+/// million requests a second: never the bottleneck.
+pub const WINDOW_REQUESTS: u32 = 1024;
+/// Bytes that the unanswered requests of one connection and their replies may have together.
+/// 64 MiB are 20 ms of a 25 Gbit/s link, many times what its round trip needs. 64 hosts on three
+/// lanes could ask for 12 GiB only if every one of them filled every window of one host.
+pub const WINDOW_BYTES: u64 = 64 << 20;
+/// Calls to one (peer, lane) that wait for the window or the connection; more are refused.
+pub const WAITING_CALLS_MAX: usize = 4 * WINDOW_REQUESTS as usize;
+/// Bytes of those calls.
+pub const WAITING_BYTES_MAX: u64 = 2 * WINDOW_BYTES;
+/// What a request costs of the window beside its body and payload: the head and the tables.
+pub const REQUEST_OVERHEAD: u64 = 256;
+/// Calls to this host's own service that may be unanswered at once: callers are bounded
+/// themselves, this only keeps a fault of theirs from taking all memory.
+pub const LOCAL_CALLS_MAX: usize = 1 << 16;
+/// Connections whose handshake is under way. 64 hosts restarting at once open 192.
+pub const HANDSHAKES_MAX: usize = 256;
+/// Hosts known at once, those included that connected without having been named by `set_peer`.
+pub const PEERS_MAX: usize = 256;
+
+/// Between two pings on the control lane of a peer.
+pub const PING_EVERY: Nanos = Nanos::from_ms(250);
+/// Without any frame for that long, a peer counts as lost and its connections are closed.
+pub const LOST_AFTER: Nanos = Nanos::from_ms(1500);
+/// For opening a connection, and again for its handshake.
+pub const CONNECT_WITHIN: Nanos = Nanos::from_ms(1000);
+/// After the first failure to connect; doubles with each further one.
+pub const BACKOFF_MIN: Nanos = Nanos::from_ms(20);
+/// Never more than this between two attempts.
+pub const BACKOFF_MAX: Nanos = Nanos::from_ms(1000);
+/// A connection that lived that long starts the backoff anew.
+pub const BACKOFF_FORGOTTEN_AFTER: Nanos = Nanos::from_ms(2000);
+/// After a failure to accept (no file descriptors left).
+pub const ACCEPT_PAUSE: Nanos = Nanos::from_ms(100);
+
+/// CPU time that a frame costs who receives it and later answers, for the modelled core:
+/// measured, batched (`performance.md`).
+pub const CPU_PER_FRAME: Nanos = Nanos(800);
+/// CPU time per KiB received: a 1 MiB hop costs about 300 us on both sides together.
+pub const CPU_PER_KIB: Nanos = Nanos(150);
+
+const _: () = {
+    // The largest request and the largest reply fit into the window together, or a call could
+    // wait for ever.
+    assert!(
+        REQUEST_OVERHEAD + BODY_MAX as u64 + 2 * PAYLOAD_MAX as u64 <= WINDOW_BYTES
+            && WINDOW_BYTES <= WAITING_BYTES_MAX
+    );
+    // Five pings may be lost before the peer is.
+    assert!(LOST_AFTER.0 >= 5 * PING_EVERY.0);
+};

@@ -1,0 +1,313 @@
+//! The calls of one lane to one peer, from the moment they are made until they are answered.
+//! Pure bookkeeping: no clock, no connection, no await.
+//!
+//! ```text
+//!   call -> waiting -(link up, window open)-> sent -(reply)-> answered
+//!              |                                |
+//!              +- link lost: Unreachable        +- link lost: Disconnected
+//!              +- deadline:  Unreachable        +- deadline: Deadline, and it stays in `sent`
+//! ```
+//!
+//! Invariants: `sent` <= window, in number and bytes; `waiting` <= `WAITING_*`; calls are sent in
+//! the order in which they were made; a call is answered exactly once. A call whose deadline has
+//! passed keeps its part of the window until its late reply, because the peer still works on it.
+
+use crate::error::CallError;
+use crate::limits::{WAITING_BYTES_MAX, WAITING_CALLS_MAX};
+use crate::message::Encoded;
+use atoll_world::Nanos;
+use atoll_world::sync::Sender;
+use std::collections::{BTreeMap, VecDeque};
+
+pub(crate) type Answer<T> = Sender<Result<T, CallError>>;
+
+/// A call that is to be sent.
+pub(crate) struct Call<T> {
+    pub(crate) message: Encoded,
+    /// What it takes of the window.
+    pub(crate) cost: u64,
+    pub(crate) deadline: Nanos,
+    pub(crate) answer: Answer<T>,
+}
+
+struct Sent<T> {
+    cost: u64,
+    deadline: Nanos,
+    /// None once its deadline has passed.
+    answer: Option<Answer<T>>,
+}
+
+/// How much may be unanswered at once, as the peer's `Welcome` said.
+#[derive(Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) requests: u32,
+    pub(crate) bytes: u64,
+}
+
+/// Whether calls can go out.
+enum Link {
+    /// Being opened, and the last attempt did not fail: calls wait.
+    Opening,
+    /// Calls are sent, within the window.
+    Up(Window),
+    /// The last attempt failed, with this for every call.
+    Failing(CallError),
+}
+
+pub(crate) struct Outgoing<T> {
+    link: Link,
+    waiting: VecDeque<Call<T>>,
+    waiting_bytes: u64,
+    sent: BTreeMap<u64, Sent<T>>,
+    sent_bytes: u64,
+    /// Of the next request; starts at 1 on each connection.
+    next_id: u64,
+    /// No call has an earlier deadline.
+    earliest: Nanos,
+}
+
+/// What a reply found.
+pub(crate) enum Found<T> {
+    /// Who waits for it.
+    Caller(Answer<T>),
+    /// Its deadline has passed.
+    Late,
+    /// No request of that id is unanswered: the peer is confused.
+    Unknown,
+}
+
+impl<T> Outgoing<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            link: Link::Opening,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            sent: BTreeMap::new(),
+            sent_bytes: 0,
+            next_id: 1,
+            earliest: Nanos::NEVER,
+        }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.link, Link::Up(_))
+    }
+
+    /// Takes a call, to be sent by [`Outgoing::next`]; or gives back its answer and an error.
+    pub(crate) fn push(&mut self, call: Call<T>) -> Result<(), (Answer<T>, CallError)> {
+        if let Link::Failing(error) = &self.link {
+            return Err((call.answer, error.clone()));
+        }
+        if self.waiting.len() >= WAITING_CALLS_MAX
+            || self.waiting_bytes + call.cost > WAITING_BYTES_MAX
+        {
+            return Err((call.answer, CallError::Unreachable));
+        }
+        self.waiting_bytes += call.cost;
+        self.earliest = self.earliest.min(call.deadline);
+        self.waiting.push_back(call);
+        Ok(())
+    }
+
+    /// The next call to send now, if the link and the window allow one, with its request id.
+    pub(crate) fn next(&mut self) -> Option<(u64, Encoded)> {
+        let Link::Up(window) = self.link else { return None };
+        let cost = self.waiting.front()?.cost;
+        // One request always fits: a peer with a tiny window gets them one by one.
+        let full =
+            self.sent.len() >= window.requests as usize || self.sent_bytes + cost > window.bytes;
+        if full && !self.sent.is_empty() {
+            return None;
+        }
+        let call = self.waiting.pop_front().expect("just looked at");
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting_bytes -= cost;
+        self.sent_bytes += cost;
+        let sent = Sent { cost, deadline: call.deadline, answer: Some(call.answer) };
+        self.sent.insert(id, sent);
+        Some((id, call.message))
+    }
+
+    /// A reply (or a refusal) of that request arrived: its part of the window is free again.
+    pub(crate) fn on_reply(&mut self, id: u64) -> Found<T> {
+        let Some(sent) = self.sent.remove(&id) else { return Found::Unknown };
+        self.sent_bytes -= sent.cost;
+        match sent.answer {
+            Some(answer) => Found::Caller(answer),
+            None => Found::Late,
+        }
+    }
+
+    /// A connection is there; what waits may go.
+    pub(crate) fn on_up(&mut self, window: Window) {
+        assert!(self.sent.is_empty(), "requests belong to one connection");
+        self.link = Link::Up(window);
+        self.next_id = 1;
+    }
+
+    /// The connection is lost and a new one is being opened: whoever has an answer coming gets
+    /// the error next to it.
+    pub(crate) fn on_lost(&mut self) -> Vec<(Answer<T>, CallError)> {
+        self.link = Link::Opening;
+        self.drain(&CallError::Unreachable)
+    }
+
+    /// No connection could be opened: calls fail with `error` until one is there.
+    pub(crate) fn on_failed(&mut self, error: CallError) -> Vec<(Answer<T>, CallError)> {
+        let out = self.drain(&error);
+        self.link = Link::Failing(error);
+        out
+    }
+
+    fn drain(&mut self, unsent: &CallError) -> Vec<(Answer<T>, CallError)> {
+        let sent = std::mem::take(&mut self.sent).into_values();
+        let mut out: Vec<_> =
+            sent.filter_map(|s| s.answer).map(|a| (a, CallError::Disconnected)).collect();
+        out.extend(self.waiting.drain(..).map(|c| (c.answer, unsent.clone())));
+        (self.sent_bytes, self.waiting_bytes) = (0, 0);
+        self.earliest = Nanos::NEVER;
+        out
+    }
+
+    /// No call has an earlier deadline than this; it may be that none has this one.
+    pub(crate) fn earliest(&self) -> Nanos {
+        self.earliest
+    }
+
+    /// The calls whose deadline is at or before `now`.
+    pub(crate) fn expire(&mut self, now: Nanos) -> Vec<(Answer<T>, CallError)> {
+        if self.earliest > now {
+            return Vec::new();
+        }
+        let mut out = Vec::new();
+        self.earliest = Nanos::NEVER;
+        for sent in self.sent.values_mut().filter(|s| s.answer.is_some()) {
+            if sent.deadline <= now {
+                out.extend(sent.answer.take().map(|a| (a, CallError::Deadline)));
+            } else {
+                self.earliest = self.earliest.min(sent.deadline);
+            }
+        }
+        for call in std::mem::take(&mut self.waiting) {
+            if call.deadline <= now {
+                self.waiting_bytes -= call.cost;
+                out.push((call.answer, CallError::Unreachable));
+            } else {
+                self.earliest = self.earliest.min(call.deadline);
+                self.waiting.push_back(call);
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Call, Found, Outgoing, Window};
+    use crate::error::CallError;
+    use crate::limits::{WAITING_BYTES_MAX, WAITING_CALLS_MAX};
+    use crate::message::Encoded;
+    use atoll_world::Nanos;
+    use atoll_world::sync::{Receiver, oneshot};
+    use futures_util::FutureExt;
+
+    type Heard = Receiver<Result<u8, CallError>>;
+
+    fn call(cost: u64, deadline: u64) -> (Call<u8>, Heard) {
+        let (answer, heard) = oneshot();
+        let message = Encoded {
+            kind: u16::try_from(deadline).unwrap(),
+            body: vec![],
+            payload: vec![],
+            payload_checked_by_receiver: false,
+        };
+        (Call { message, cost, deadline: Nanos(deadline), answer }, heard)
+    }
+
+    fn push(out: &mut Outgoing<u8>, cost: u64, deadline: u64) -> Heard {
+        let (call, heard) = call(cost, deadline);
+        assert!(out.push(call).is_ok());
+        heard
+    }
+
+    fn tell(failed: Vec<(Answer<u8>, CallError)>) {
+        failed.into_iter().for_each(|(a, e)| a.send(Err(e)));
+    }
+
+    fn error(heard: Heard) -> Option<CallError> {
+        heard.now_or_never().map(|r| r.unwrap().unwrap_err())
+    }
+
+    #[test]
+    fn the_window_holds_in_number_and_in_bytes_and_replies_open_it() {
+        let mut out = Outgoing::new();
+        let _heard: Vec<_> = [60, 30, 20, 1].map(|cost| push(&mut out, cost, 9)).into();
+        assert!(out.next().is_none(), "not up yet");
+        out.on_up(Window { requests: 2, bytes: 100 });
+        assert_eq!(out.next().unwrap().0, 1);
+        assert_eq!(out.next().unwrap().0, 2);
+        assert!(out.next().is_none(), "two are sent");
+        assert!(matches!(out.on_reply(2), Found::Caller(_)));
+        assert_eq!(out.next().unwrap().0, 3);
+        assert!(matches!(out.on_reply(3), Found::Caller(_)));
+        assert!(matches!(out.on_reply(3), Found::Unknown));
+        assert_eq!(out.next().unwrap().0, 4);
+        let _big = push(&mut out, 100, 9);
+        assert!(matches!(out.on_reply(1), Found::Caller(_)));
+        assert!(out.next().is_none(), "1 + 100 bytes are too many");
+        assert!(matches!(out.on_reply(4), Found::Caller(_)));
+        assert_eq!(out.next().unwrap().0, 5);
+    }
+
+    #[test]
+    fn a_late_reply_gives_its_credit_back_only_when_it_comes() {
+        let mut out = Outgoing::new();
+        out.on_up(Window { requests: 1, bytes: 100 });
+        let first = push(&mut out, 1, 10);
+        let second = push(&mut out, 1, 20);
+        let third = push(&mut out, 1, 30);
+        assert!(out.next().is_some());
+        assert_eq!(out.earliest(), Nanos(10));
+        tell(out.expire(Nanos(20)));
+        assert_eq!(error(first), Some(CallError::Deadline));
+        assert_eq!(error(second), Some(CallError::Unreachable), "it was never sent");
+        assert_eq!(out.earliest(), Nanos(30));
+        assert!(out.next().is_none(), "the peer still works on the first");
+        assert!(matches!(out.on_reply(1), Found::Late));
+        let (id, message) = out.next().unwrap();
+        assert_eq!((id, message.kind), (2, 30));
+        assert_eq!(error(third), None);
+    }
+
+    #[test]
+    fn a_lost_link_tells_sent_from_unsent_and_a_failing_one_refuses_at_once() {
+        let mut out = Outgoing::new();
+        out.on_up(Window { requests: 1, bytes: 100 });
+        let sent = push(&mut out, 1, 10);
+        let unsent = push(&mut out, 1, 10);
+        assert!(out.next().is_some());
+        tell(out.on_lost());
+        assert_eq!(error(sent), Some(CallError::Disconnected));
+        assert_eq!(error(unsent), Some(CallError::Unreachable));
+        let waits = push(&mut out, 1, 10);
+        let why = CallError::Refused("another cluster".into());
+        tell(out.on_failed(why.clone()));
+        assert_eq!(error(waits), Some(why.clone()));
+        assert_eq!(out.push(call(1, 10).0).unwrap_err().1, why);
+        out.on_up(Window { requests: 1, bytes: 1 });
+        let again = push(&mut out, 50, 10);
+        assert_eq!(out.next().unwrap().0, 1, "ids start anew, and one request always fits");
+        assert_eq!(error(again), None);
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let mut out = Outgoing::new();
+        let _kept: Vec<_> = (0..WAITING_CALLS_MAX).map(|_| push(&mut out, 1, 1)).collect();
+        assert_eq!(out.push(call(1, 1).0).unwrap_err().1, CallError::Unreachable);
+        let mut out = Outgoing::new();
+        let _kept = push(&mut out, WAITING_BYTES_MAX, 1);
+        assert_eq!(out.push(call(1, 1).0).unwrap_err().1, CallError::Unreachable);
+    }
+}

@@ -1,0 +1,294 @@
+//! The way in: accepts connections, checks who is there, and has requests answered.
+//!
+//! Requests are handled in one task per connection. Each new handler is polled once, in the order
+//! of arrival, before the next packet is taken; replies of one turn leave together.
+
+use crate::limits::{
+    ACCEPT_PAUSE, CONNECT_WITHIN, CPU_PER_FRAME, CPU_PER_KIB, HANDSHAKES_MAX, WINDOW_BYTES,
+    WINDOW_REQUESTS,
+};
+use crate::message::{Message, Service};
+use crate::peers::{ConnOf, Inner, Link, Peer, cost};
+use atoll_format::frame::{
+    FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
+};
+use atoll_world::{Conn, Lane, Net, Packet, World};
+use futures_util::StreamExt;
+use futures_util::future::{Either, poll_fn, select};
+use futures_util::stream::FuturesUnordered;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+/// Accepts connections until the end.
+pub(crate) async fn accept<W: World, S: Service>(inner: Rc<Inner<W, S>>) {
+    loop {
+        let next = {
+            let stopping = pin!(inner.stopping.notified());
+            if inner.stopped.get() {
+                return;
+            }
+            match select(stopping, pin!(inner.world.net().accept())).await {
+                Either::Left(_) => return,
+                Either::Right((next, _)) => next,
+            }
+        };
+        match next {
+            Ok(conn) if inner.handshakes.get() < HANDSHAKES_MAX => {
+                inner.handshakes.set(inner.handshakes.get() + 1);
+                inner.world.spawn(welcome(inner.clone(), conn));
+            }
+            Ok(conn) => conn.close(),
+            Err(_) => inner.world.sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+/// Shakes hands on a new connection, then serves it.
+async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) {
+    let until = inner.world.now() + CONNECT_WITHIN;
+    let first = inner.world.timeout_at(until, conn.recv()).await;
+    inner.handshakes.set(inner.handshakes.get() - 1);
+    if inner.stopped.get() {
+        return conn.close();
+    }
+    let Ok(Ok(packet)) = first else { return conn.close() };
+    let Some(head) = inner.checked(&packet) else { return conn.close() };
+    let hello = match Hello::decode(&packet.body) {
+        Ok(hello) if head.kind == FrameKind::Hello => hello,
+        _ => {
+            inner.count(|c| c.frames_bad += 1);
+            return conn.close();
+        }
+    };
+    let (version, lane) = match judge(&inner, &hello) {
+        Ok(agreed) => agreed,
+        Err(why) => return refuse(&inner, &conn, &why).await,
+    };
+    let Some(peer) = inner.peer_or_new(hello.from) else {
+        let why = format!("host '{}' knows too many hosts already", inner.identity.name);
+        return refuse(&inner, &conn, &why).await;
+    };
+    let link = Link { conn: conn.clone(), serial: inner.serial(), version };
+    inner.met(&peer, hello.incarnation);
+    inner.heard(&peer, head.load);
+    inner.accepted(&peer, lane, link.clone());
+    let answer = Hello {
+        version_min: version,
+        version_max: version,
+        features: FEATURES & hello.features,
+        window_requests: WINDOW_REQUESTS,
+        window_bytes: WINDOW_BYTES,
+        ..inner.hello(hello.from, lane)
+    };
+    let body = answer.encode();
+    let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
+    inner.send(&conn, head, body, Vec::new());
+    serve(&inner, &peer, lane, &link).await;
+}
+
+/// The version and lane to use with this host; or why it is not talked to. Names both sides.
+fn judge<W: World, S: Service>(inner: &Inner<W, S>, hello: &Hello) -> Result<(u16, Lane), String> {
+    let (me, them) = (&inner.identity, hello);
+    if them.cluster != me.cluster {
+        return Err(format!(
+            "host '{}' is of cluster {}, host '{}' of cluster {}",
+            me.name, me.cluster, them.name, them.cluster
+        ));
+    }
+    if them.to != me.host {
+        return Err(format!(
+            "this is host '{}' ({}), and host '{}' was looking for {}",
+            me.name, me.host, them.name, them.to
+        ));
+    }
+    if them.from == me.host {
+        return Err(format!(
+            "hosts '{}' and '{}' have the same id {}",
+            me.name, them.name, me.host
+        ));
+    }
+    let version = them.version_max.min(VERSION_MAX);
+    if version < them.version_min.max(VERSION_MIN) {
+        return Err(format!(
+            "host '{}' speaks wire versions {VERSION_MIN} to {VERSION_MAX}, host '{}' {} to {}",
+            me.name, them.name, them.version_min, them.version_max
+        ));
+    }
+    let lane = Lane::from_code(them.lane)
+        .ok_or_else(|| format!("lane {} is unknown to host '{}'", them.lane, me.name))?;
+    Ok((version, lane))
+}
+
+/// Says why not, and gives the peer time to read it before the connection breaks.
+async fn refuse<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, why: &str) {
+    inner.count(|c| c.handshakes_refused += 1);
+    inner.send_text(conn, VERSION_HANDSHAKE, FrameKind::Refuse, 0, why);
+    let until = inner.world.now() + CONNECT_WITHIN;
+    let _ = inner.world.timeout_at(until, conn.recv()).await;
+    conn.close();
+}
+
+/// A handler at work.
+struct Running<T> {
+    id: u64,
+    cost: u64,
+    handler: Pin<Box<dyn Future<Output = T>>>,
+}
+
+/// A handler has finished.
+struct Done<T> {
+    id: u64,
+    cost: u64,
+    reply: T,
+}
+
+impl<T> Future for Running<T> {
+    type Output = Done<T>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<T>> {
+        let (id, cost) = (self.id, self.cost);
+        self.handler.as_mut().poll(cx).map(|reply| Done { id, cost, reply })
+    }
+}
+
+/// One connection in, while it lives.
+struct Serving<'a, W: World, S: Service> {
+    inner: &'a Inner<W, S>,
+    link: &'a Link<W>,
+    from: atoll_format::id::HostId,
+    running: RefCell<FuturesUnordered<Running<S::Reply>>>,
+    /// Requests and bytes of the window in use, as this side sees it.
+    requests: Cell<u32>,
+    bytes: Cell<u64>,
+}
+
+/// Answers the requests of a connection until it ends and every handler has.
+async fn serve<W: World, S: Service>(
+    inner: &Inner<W, S>,
+    peer: &Rc<Peer<W, S>>,
+    lane: Lane,
+    link: &Link<W>,
+) {
+    let serving = Serving {
+        inner,
+        link,
+        from: peer.host,
+        running: RefCell::default(),
+        requests: Cell::new(0),
+        bytes: Cell::new(0),
+    };
+    {
+        let mut reader = pin!(async {
+            while let Ok(packet) = link.conn.recv().await {
+                let Some(head) = inner.checked(&packet) else { break };
+                inner.heard(peer, head.load);
+                if serving.on_packet(&head, packet).await.is_err() {
+                    break;
+                }
+            }
+            link.conn.close();
+            inner.accepted_ended(peer, lane, link.serial);
+        });
+        let mut reading = true;
+        poll_fn(|cx| {
+            reading = reading && reader.as_mut().poll(cx).is_pending();
+            loop {
+                let next = serving.running.borrow_mut().poll_next_unpin(cx);
+                match next {
+                    Poll::Ready(Some(done)) => serving.finish(done),
+                    Poll::Ready(None) if !reading => return Poll::Ready(()),
+                    Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await;
+    }
+    assert_eq!((serving.requests.get(), serving.bytes.get()), (0, 0), "every request was freed");
+}
+
+/// The connection is of no use any more.
+struct Ended;
+
+impl<W: World, S: Service> Serving<'_, W, S> {
+    async fn on_packet(&self, head: &FrameHead, packet: Packet) -> Result<(), Ended> {
+        let kib = u64::from(head.payload_len >> 10);
+        self.inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
+        let in_place = head.version == self.link.version;
+        match head.kind {
+            FrameKind::Request if in_place => self.on_request(head, packet).await,
+            FrameKind::Ping if in_place => {
+                let pong = FrameHead::new(self.link.version, FrameKind::Pong, head.request_id, &[]);
+                self.inner.send(&self.link.conn, pong, Vec::new(), Vec::new());
+                Ok(())
+            }
+            FrameKind::Goodbye => Err(Ended),
+            _ => self.bad(),
+        }
+    }
+
+    fn bad(&self) -> Result<(), Ended> {
+        self.inner.count(|c| c.frames_bad += 1);
+        Err(Ended)
+    }
+
+    async fn on_request(&self, head: &FrameHead, packet: Packet) -> Result<(), Ended> {
+        let (body, payload) = (u64::from(head.body_len), u64::from(head.payload_len));
+        let id = head.request_id;
+        let request = match S::Request::decode(head.message_kind, &packet.body, packet.payload) {
+            Ok(request) => request,
+            Err(e) => {
+                let text = format!("message {}: {e}", head.message_kind);
+                self.refuse(id, &text);
+                return Ok(());
+            }
+        };
+        let cost = cost(body, payload, request.reply_bytes());
+        let (requests, bytes) = (self.requests.get() + 1, self.bytes.get() + cost);
+        if requests > WINDOW_REQUESTS || bytes > WINDOW_BYTES {
+            // More than this side has ever allowed.
+            return self.bad();
+        }
+        self.requests.set(requests);
+        self.bytes.set(bytes);
+        self.inner.serving.set(self.inner.serving.get() + 1);
+        self.inner.count(|c| c.requests_served += 1);
+        let handler = Box::pin(self.inner.service.handle(self.from, request));
+        let mut running = Running { id, cost, handler };
+        match poll_fn(|cx| Poll::Ready(Pin::new(&mut running).poll(cx))).await {
+            Poll::Ready(done) => self.finish(done),
+            Poll::Pending => self.running.borrow().push(running),
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, id: u64, text: &str) {
+        self.inner.count(|c| c.messages_refused += 1);
+        let text = format!("host '{}': {text}", self.inner.identity.name);
+        self.inner.send_text(&self.link.conn, VERSION_HANDSHAKE, FrameKind::Refuse, id, &text);
+    }
+
+    /// Sends the reply, and with it the credit of its request.
+    fn finish(&self, done: Done<S::Reply>) {
+        self.requests.set(self.requests.get() - 1);
+        self.bytes.set(self.bytes.get() - done.cost);
+        self.inner.serving.set(self.inner.serving.get() - 1);
+        let message = done.reply.encode();
+        let head = FrameHead::message(
+            self.link.version,
+            FrameKind::Reply,
+            done.id,
+            message.kind,
+            &message.body,
+            message.payload.iter().map(|p| &p[..]),
+            message.payload_checked_by_receiver,
+        );
+        match head {
+            Ok(head) => {
+                self.inner.send(&self.link.conn, head, message.body, message.payload);
+            }
+            Err(e) => self.refuse(done.id, &format!("the request was carried out, but: {e}")),
+        }
+    }
+}
