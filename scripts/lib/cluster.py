@@ -1,0 +1,164 @@
+"""A cluster on this machine: `atoll dev` with its hosts, seen through the command line only.
+
+Everything goes through the same commands that a user types, so whoever uses this module tests them.
+"""
+
+import json
+import os
+import signal
+import time
+
+from process import CommandFailed, alive, end_pid, run, wait_until
+
+ATOLL = os.environ.get("ATOLL_BIN") or os.path.join(
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))),
+    "target", "release", "atoll")
+
+READY_S = 30.0  # hosts must serve this long after a start
+
+
+class Cluster:
+    """`hosts` processes with file-backed disks below `directory`; ended by `stop` or the stack."""
+
+    def __init__(self, stack, directory, hosts=3, disk_size="8GiB", base_port=None, keep=False):
+        self.directory, self.hosts = directory, hosts
+        self.argv = ["dev", "--hosts", str(hosts), "--dir", directory, "--disk-size", disk_size]
+        if base_port:
+            self.argv += ["--base-port", str(base_port)]
+        self.keep = keep
+        stack.callback(self.end)
+
+    def begin(self, timeout_s=60.0):
+        """Starts every host and waits until all of them serve."""
+        self.tool(*self.argv, "--detach", timeout_s=timeout_s)
+        self.wait_serving(timeout_s=READY_S)
+
+    def end(self):
+        """Takes everything down again, by the recorded pids if the command cannot."""
+        if self.keep:
+            return
+        pids = [self.pid(host) for host in range(1, self.hosts + 1)] + [self.pid_in("dev.pid")]
+        for pid in pids:
+            if pid:
+                self._signal(pid, signal.SIGCONT)
+        try:
+            run([ATOLL, "dev", "stop", "--dir", self.directory], timeout_s=30, check=False)
+        finally:
+            for pid in pids:
+                if pid and alive(pid):
+                    end_pid(pid)
+
+    @staticmethod
+    def _signal(pid, number):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    # What a user types.
+
+    @staticmethod
+    def tool(*words, timeout_s=60.0, check=True):
+        """Runs `atoll WORDS`."""
+        return run([ATOLL, *words], timeout_s=timeout_s, check=check)
+
+    def cli(self, *words, host=1, timeout_s=60.0, check=True):
+        """Runs `atoll WORDS` against one host."""
+        return run([ATOLL, "--endpoint", f"unix:{self.api(host)}", *words],
+                   timeout_s=timeout_s, check=check)
+
+    def get(self, *words, host=1, timeout_s=30.0):
+        """As `cli`, with the answer's `item` or `items`."""
+        answer = json.loads(self.cli(*words, "-o", "json", host=host, timeout_s=timeout_s).stdout)
+        return answer["item"] if "item" in answer else answer["items"]
+
+    # Where things are.
+
+    def host_dir(self, host):
+        return os.path.join(self.directory, f"host{host}")
+
+    def api(self, host):
+        return os.path.join(self.host_dir(host), "api.sock")
+
+    def nbd(self, host):
+        return os.path.join(self.host_dir(host), "nbd.sock")
+
+    def uri(self, host, volume):
+        return f"nbd+unix:///{volume}?socket={self.nbd(host)}"
+
+    def log(self, host):
+        return os.path.join(self.host_dir(host), "log")
+
+    def pid_in(self, *name):
+        try:
+            with open(os.path.join(self.directory, *name), encoding="ascii") as f:
+                pid = int(f.read().split()[0])
+            return pid if alive(pid) else None
+        except (FileNotFoundError, ValueError, IndexError):
+            return None
+
+    def pid(self, host):
+        """The process of a host, or None when it does not run."""
+        return self.pid_in(f"host{host}", "pid")
+
+    def disks(self, host):
+        """The files that are a host's disks."""
+        found = []
+        for parent, _, names in os.walk(self.host_dir(host)):
+            found += [os.path.join(parent, name) for name in names if name.startswith("disk")]
+        return sorted(found)
+
+    # Faults and their ends.
+
+    def kill(self, host, number=signal.SIGKILL):
+        """Ends a host's process at once, as a crash does, and waits until it is gone."""
+        pid = self.pid(host)
+        if not pid:
+            raise RuntimeError(f"host{host} does not run")
+        os.kill(pid, number)
+        wait_until(f"host{host} to be gone", lambda: not alive(pid), 10)
+        return pid
+
+    def start(self, host, serving=True):
+        self.tool("dev", "start", f"host{host}", "--dir", self.directory)
+        if serving:
+            self.wait_serving([host])
+
+    def pause(self, host):
+        os.kill(self.pid(host), signal.SIGSTOP)
+
+    def resume(self, host):
+        os.kill(self.pid(host), signal.SIGCONT)
+
+    def wait_serving(self, hosts=None, timeout_s=READY_S):
+        """Waits until each host answers its own interface."""
+        deadline = time.monotonic() + timeout_s
+        for host in hosts or range(1, self.hosts + 1):
+            while True:
+                done = self.cli("status", host=host, check=False, timeout_s=10)
+                if done.returncode == 0:
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"host{host} does not serve after {timeout_s:g} s: {done.stderr.strip()}")
+                time.sleep(0.1)
+
+    # Volumes.
+
+    def placement(self, volume, host=1):
+        return self.get("volume", "placement", volume, host=host)
+
+    def wait_healthy(self, timeout_s=60.0, host=1, watch=lambda resync: None):
+        """Waits until every volume has all its copies in sync again."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                watch(self.get("resync", "show", host=host))
+                volumes = self.get("volume", "list", host=host)
+                waiting = [v for v in volumes if v["state"] != "healthy"]
+            except CommandFailed as error:
+                waiting = [str(error)]
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not in sync again after {timeout_s:g} s: {waiting}")
+            time.sleep(0.2)

@@ -1,0 +1,131 @@
+"""Processes that die: at any moment, one or all of them, nothing acknowledged is lost."""
+
+import os
+import random
+import signal
+import time
+import unittest
+
+from harness import ClusterTest, alive, row, wait_until
+from load import Load
+
+MEMBER_S, OWNER_S, ALL_S = 2.0, 10.0, 30.0
+
+
+class Crash(ClusterTest):
+    @row("2: a host with a copy dies; clients of other hosts stall under 2 s")
+    def test_member(self):
+        owner, member, _ = self.roles()
+        with Load(self.cluster, self.volume, hosts=self.others(member)) as load:
+            load.wait_progress()
+            killed = time.monotonic()
+            self.cluster.kill(member)
+            load.wait_progress(50)
+            self.assertLess(load.longest(killed), MEMBER_S)
+            self.assertEqual(self.members(owner)[member], "absent")
+            self.assertEqual(self.owner(owner), owner)
+            self.cluster.start(member)
+            self.cluster.wait_healthy(host=owner)
+            load.wait_progress()
+            load.finish()
+        self.assert_event("absent", owner)
+
+    @row("1: the owner dies; clients of other hosts stall under 10 s")
+    def test_owner(self):
+        owner, member, _ = self.roles()
+        with Load(self.cluster, self.volume, hosts=self.others(owner)) as load:
+            load.wait_progress()
+            killed = time.monotonic()
+            self.cluster.kill(owner)
+            load.wait_progress(50, timeout_s=OWNER_S + 10)
+            self.assertLess(load.longest(killed), OWNER_S)
+            self.assertNotEqual(self.owner(member), owner)
+            self.cluster.start(owner)
+            self.cluster.wait_healthy(host=member)
+            load.wait_progress()
+            load.finish()
+
+    @row("58: a client cut off in mid-write repeats it elsewhere; it never lands after a newer one")
+    def test_clients_move(self):
+        owner, _, _ = self.roles()
+        with Load(self.cluster, self.volume, write_share=0.8, blocks=8) as load:
+            for _ in range(3):
+                load.wait_progress()
+                victim = self.owner(next(h for h in (1, 2, 3) if self.cluster.pid(h)))
+                self.cluster.kill(victim)
+                load.wait_progress(30, timeout_s=OWNER_S + 10)
+                self.cluster.start(victim)
+                self.cluster.wait_healthy()
+            load.finish()
+
+    @row("4: every host dies at once, under load")
+    def test_all(self):
+        with Load(self.cluster, self.volume) as load:
+            for _ in range(2):
+                load.wait_progress()
+                for host in (1, 2, 3):
+                    os.kill(self.cluster.pid(host), signal.SIGKILL)
+                wait_until("all to be gone", lambda: not any(map(self.cluster.pid, (1, 2, 3))), 10)
+                for host in (1, 2, 3):
+                    self.cluster.start(host, serving=False)
+                load.wait_progress(timeout_s=ALL_S)
+            self.cluster.wait_healthy()
+            load.finish()
+
+    @row("5: a random host dies every 3 s for 60 s")
+    def test_loop(self):
+        chance = random.Random(self.id())
+        with Load(self.cluster, self.volume) as load:
+            load.wait_progress()
+            until = time.monotonic() + 60
+            rounds = 0
+            while time.monotonic() < until:
+                victim = chance.choice((1, 2, 3))
+                before = load.completed()
+                if self.cluster.pid(victim):
+                    self.cluster.kill(victim)
+                time.sleep(chance.uniform(0.2, 1.0))
+                self.cluster.start(victim, serving=False)
+                time.sleep(2.0)
+                rounds += load.completed() > before
+            self.assertGreater(rounds, 5, "no progress between the kills")
+            load.wait_progress(timeout_s=ALL_S)
+            self.cluster.wait_healthy()
+            load.finish()
+
+    @row("15: every host is restarted in turn, cleanly; no pause over 10 s")
+    def test_rolling_restart(self):
+        with Load(self.cluster, self.volume) as load:
+            load.wait_progress()
+            begun = time.monotonic()
+            for host in (1, 2, 3):
+                self.cluster.tool("dev", "stop", f"host{host}", "--dir", self.directory)
+                self.assertIsNone(self.cluster.pid(host))
+                load.wait_progress(timeout_s=OWNER_S + 5)
+                self.cluster.start(host)
+                self.cluster.wait_healthy()
+            load.wait_progress()
+            self.assertLess(load.longest(begun), OWNER_S)
+            load.finish()
+
+
+class Directory(ClusterTest):
+    @row("issue: kill -9 of any single process; the directory's: running I/O does not notice")
+    def test_directory(self):
+        pid = self.cluster.pid_in("directory", "pid") or self.cluster.pid_in("dev.pid")
+        self.assertIsNotNone(pid, "no process keeps the directory")
+        with Load(self.cluster, self.volume) as load:
+            load.wait_progress()
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            wait_until("the directory to be gone", lambda: not alive(pid), 10)
+            load.wait_progress(100)
+            time.sleep(3)
+            self.assertLess(load.longest(killed), MEMBER_S)
+            self.cluster.tool("dev", "start", "directory", "--dir", self.directory)
+            self.cluster.cli("volume", "create", "another", "16MiB", "--policy", self.policy)
+            load.finish()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,298 @@
+"""Disks that rot, vanish, come back old, are exchanged, copied, emptied, full."""
+
+import os
+import time
+import unittest
+
+import disks
+from harness import ClusterTest, row
+from history import BLOCK
+from load import Load
+from nbd import EIO, ENOSPC, Client, NbdError
+
+MARK = b"Atoll e2e mark: this block is looked for on the medium. "
+
+
+def marked(number):
+    """A block whose bytes stand nowhere else."""
+    head = MARK + f"{number:08d} ".encode()
+    return (head * (BLOCK // len(head) + 1))[:BLOCK]
+
+
+class Filled(ClusterTest):
+    """A volume with known contents: 64 blocks at the start, each marked with its number."""
+
+    blocks = 64
+
+    def setUp(self):
+        super().setUp()
+        with self.client(1) as client:
+            for number in range(self.blocks):
+                client.write(number * BLOCK, marked(number))
+            client.flush()
+
+    def client(self, host, **options):
+        return Client(self.cluster.nbd(host), self.volume, **options)
+
+    def assert_contents(self, host, skip=()):
+        with self.client(host) as client:
+            for number in range(self.blocks):
+                if number not in skip:
+                    self.assertEqual(client.read(number * BLOCK, BLOCK), marked(number), f"block {number}")
+
+    def disk(self, host):
+        return self.cluster.disks(host)[0]
+
+    def rot(self, host, number, running=True):
+        """Flips a bit in every copy of a block that one host's disks hold: log and capacity."""
+        places = [(disk, at) for disk in self.cluster.disks(host) for at in disks.find(disk, marked(number))]
+        self.assertTrue(places, f"block {number} is not on host{host}'s disks")
+        for disk, at in places:
+            disks.flip(disk, at + 777)
+
+    def restart(self, host, between=lambda: None):
+        self.cluster.kill(host)
+        between()
+        self.cluster.start(host)
+
+
+class Rot(Filled):
+    @row("22, 23: a bit rots in one copy, in log or capacity: read elsewhere, repaired, counted, said")
+    def test_one_copy(self):
+        for host in self.members():
+            self.rot(host, 5 + host)
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+        # Whoever reads its own copy has met the rot; a scrub finds what nobody has read.
+        self.cluster.cli("scrub", "start")
+        self.wait_scrub()
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+        self.assertGreaterEqual(self.cluster.get("status")["checksum_errors"], 1)
+        self.assertTrue(any(self.find_event("checksum|repair", host) for host in (1, 2, 3)), "no event tells")
+
+    def find_event(self, pattern, host):
+        try:
+            return self.assert_event(pattern, host, timeout_s=0.5)
+        except AssertionError:
+            return None
+
+    def wait_scrub(self, timeout_s=60.0):
+        deadline = time.monotonic() + timeout_s
+        while any(s["running"] for s in self.cluster.get("scrub", "show")):
+            self.assertLess(time.monotonic(), deadline, "the scrub does not end")
+            time.sleep(0.2)
+
+    @row("25: a bit rots in every copy of one block: an I/O error for that block only; a write heals it")
+    def test_every_copy(self):
+        for host in self.members():
+            self.rot(host, 9)
+        for host in (1, 2, 3):
+            with self.client(host) as client, self.assertRaises(NbdError) as caught:
+                client.read(9 * BLOCK, BLOCK)
+            self.assertEqual(caught.exception.number, EIO)
+            self.assert_contents(host, skip={9})
+        with self.client(1) as client:
+            client.write(9 * BLOCK, marked(9))
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+
+    @row("24: bits rot in superblocks and metadata of one disk: second copy, or rebuilt from its peers")
+    def test_metadata(self):
+        _, member, _ = self.roles()
+        disk = self.disk(member)
+        for at in (0, 4096, 8192, 64 << 10, 1 << 20, (1 << 20) + 4096, (2 << 20) + 100):
+            self.restart(member, lambda at=at: disks.flip(disk, at))
+            for host in (1, 2, 3):
+                self.assert_contents(host)
+        self.cluster.wait_healthy()
+
+
+class Exchanged(Filled):
+    @row("28: a whole disk rolls back to an older state: seen, resynced as stale, never served")
+    def test_rolled_back(self):
+        owner, member, _ = self.roles()
+        disk, kept = self.disk(member), os.path.join(self.directory, "kept")
+        self.restart(member, lambda: disks.copy(disk, kept))
+        self.cluster.wait_healthy()
+        with self.client(owner) as client:
+            client.write(3 * BLOCK, b"n" * BLOCK)
+            client.write(4 * BLOCK, b"m" * BLOCK)
+        self.restart(member, lambda: os.replace(kept, disk))
+        for host in (1, 2, 3):
+            with self.client(host) as client:
+                self.assertEqual(client.read(3 * BLOCK, 2 * BLOCK), b"n" * BLOCK + b"m" * BLOCK)
+            self.assert_contents(host, skip={3, 4})
+        self.cluster.wait_healthy()
+
+    @row("44: two disks swapped between hosts: recognised by their labels; no data mix")
+    def test_swapped(self):
+        one, other = list(self.members())
+        for host in (one, other):
+            self.cluster.kill(host)
+        disks.swap(self.disk(one), self.disk(other))
+        for host in (one, other):
+            self.cluster.start(host)
+        # Used in the new place or refused; put back, everything is there.
+        for host in (one, other):
+            self.cluster.kill(host)
+        disks.swap(self.disk(one), self.disk(other))
+        for host in (one, other):
+            self.cluster.start(host)
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+        self.cluster.wait_healthy()
+
+    @row("46: the same disk twice: the copy is refused")
+    def test_cloned(self):
+        owner, member, rest = self.roles()
+        kept = os.path.join(self.directory, "kept")
+        self.cluster.kill(rest)
+        os.rename(self.disk(rest), kept)
+        disks.copy(self.disk(member), os.path.join(os.path.dirname(kept), "clone"))
+        os.rename(os.path.join(self.directory, "clone"), self.disk_path(rest, kept))
+        self.cluster.start(rest, serving=False)
+        for host in (owner, member):
+            self.assert_contents(host)
+        self.assertEqual(set(self.members(owner)), {owner, member})
+
+    def disk_path(self, host, kept):
+        return os.path.join(self.cluster.host_dir(host), "disk0.img")
+
+    @row("48, 42: an empty disk in place of a member: not formatted by itself; the data stay served")
+    def test_emptied(self):
+        owner, member, _ = self.roles()
+        disk = self.disk(member)
+        self.restart(member, lambda: disks.empty(disk))
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+        self.assertFalse(list(disks.extents(disk)), "an empty disk was written to unasked")
+        self.assertEqual([d["state"] for d in self.cluster.get("disk", "list", host=member)
+                          if d["host"] == f"host{member}"], ["empty"])
+
+    @row("47: a disk is truncated: failed, said, the other copy serves")
+    def test_truncated(self):
+        owner, member, _ = self.roles()
+        disk = self.disk(member)
+        self.restart(member, lambda: os.truncate(disk, os.path.getsize(disk) // 2 + 1000))
+        for host in (1, 2, 3):
+            self.assert_contents(host)
+        states = [d["state"] for d in self.cluster.get("disk", "list", host=member) if d["host"] == f"host{member}"]
+        self.assertNotEqual(states, ["in-use"])
+
+
+class Absent(Filled):
+    @row("20: the stale copy comes up first and alone: its volume is held, not served; then all is there")
+    def test_stale_copy_alone(self):
+        owner, member, rest = self.roles()
+        self.cluster.kill(member)
+        with self.client(owner) as client:
+            client.write(7 * BLOCK, b"7" * BLOCK)
+        for host in (owner, rest):
+            self.cluster.kill(host)
+        self.cluster.start(member)
+        with self.assertRaises((ConnectionError, NbdError)):
+            with self.client(member, timeout_s=8) as client:
+                data = client.read(7 * BLOCK, BLOCK)
+                self.fail(f"the stale copy answered: {data[:8]!r}")
+        for host in (owner, rest):
+            self.cluster.start(host)
+        for host in (1, 2, 3):
+            with self.client(host) as client:
+                self.assertEqual(client.read(7 * BLOCK, BLOCK), b"7" * BLOCK)
+            self.assert_contents(host, skip={7})
+        self.cluster.wait_healthy()
+
+    @row("21, 43: a host returns after many writes: only what changed is copied")
+    def test_long_absence(self):
+        owner, member, _ = self.roles()
+        with self.client(owner) as client:
+            for at in range(0, 96 << 20, 1 << 20):
+                client.write(at + (1 << 20), os.urandom(1 << 20))
+            self.cluster.kill(member)
+            fresh = [os.urandom(1 << 20) for _ in range(8)]
+            for i, data in enumerate(fresh):
+                client.write((32 + i) << 20, data)
+        self.cluster.start(member)
+        copied = {}
+
+        def watch(resync):
+            for item in resync["items"]:
+                copied[item["component"]] = max(copied.get(item["component"], 0), item["bytes_done"])
+
+        self.cluster.wait_healthy(host=owner, watch=watch)
+        self.assertLess(sum(copied.values()), 24 << 20, "far more was copied than had changed")
+        self.cluster.kill(owner)
+        with self.client(member) as client:
+            for i, data in enumerate(fresh):
+                self.assertEqual(client.read((32 + i) << 20, 1 << 20), data)
+
+
+class Full(ClusterTest):
+    disk_size, size = "1GiB", "4GiB"
+
+    @row("36, 37: the disks are full: ENOSPC, reads go on, deleting makes room again")
+    def test_full(self):
+        written = 0
+        with Client(self.cluster.nbd(1), self.volume, timeout_s=60) as client:
+            first = os.urandom(1 << 20)
+            client.write(0, first)
+            with self.assertRaises(NbdError) as caught:
+                for at in range(1 << 20, 4 << 30, 1 << 20):
+                    client.write(at, os.urandom(1 << 20))
+                    written = at
+            self.assertEqual(caught.exception.number, ENOSPC, f"after {written >> 20} MiB")
+            self.assertGreater(written, 256 << 20, "full far too early")
+            self.assertEqual(client.read(0, 1 << 20), first)
+            client.trim(128 << 20, 128 << 20)
+            deadline = time.monotonic() + 60
+            while True:  # what is freed may take a moment to be taken again
+                try:
+                    client.write(128 << 20, first)
+                    break
+                except NbdError as error:
+                    self.assertEqual(error.number, ENOSPC)
+                    self.assertLess(time.monotonic(), deadline, "a discard frees nothing")
+                    time.sleep(0.5)
+            self.assertEqual(client.read(128 << 20, 1 << 20), first)
+        for host in (1, 2, 3):
+            self.cluster.kill(host)
+        for host in (1, 2, 3):
+            self.cluster.start(host, serving=False)
+        self.cluster.wait_serving()
+        with Client(self.cluster.nbd(2), self.volume) as client:
+            self.assertEqual(client.read(0, 1 << 20), first)
+        self.cluster.cli("volume", "delete", self.volume, "--yes")
+        self.cluster.cli("volume", "create", "next", "256MiB", "--policy", self.policy)
+        deadline = time.monotonic() + 60
+        with Client(self.cluster.nbd(3), "next", timeout_s=60) as client:
+            for at in range(0, 64 << 20, 1 << 20):
+                while True:
+                    try:
+                        client.write(at, first)
+                        break
+                    except NbdError as error:
+                        self.assertEqual(error.number, ENOSPC)
+                        self.assertLess(time.monotonic(), deadline, "deleting a volume frees nothing")
+                        time.sleep(0.5)
+
+
+class Beyond(ClusterTest):
+    @row("51: both copies are away: held, not failed over to nothing; goes on when either returns")
+    def test_both_copies(self):
+        owner, member, rest = self.roles()
+        with Load(self.cluster, self.volume, hosts=[rest]) as load:
+            load.wait_progress()
+            self.cluster.kill(member)
+            load.wait_progress()
+            self.cluster.kill(owner)
+            time.sleep(5)
+            self.cluster.start(owner)
+            load.wait_progress(timeout_s=30)
+            self.cluster.start(member)
+            self.cluster.wait_healthy()
+            load.finish()
+
+
+if __name__ == "__main__":
+    unittest.main()
