@@ -1,0 +1,2 @@
+//! Checks of the source tree that the compiler cannot make.
+fn main() {}
