@@ -3,6 +3,7 @@
 use super::state::{State, Wrong};
 use super::step::{Action, Steps, start};
 use super::{Config, Rules, trace};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
@@ -246,4 +247,42 @@ pub fn walk(config: Config, rules: Rules, seed: u64, walks: u64, length: usize) 
         }
     }
     outcome
+}
+
+/// Searches a small space whose steps and checks are given: for the models beside the main one.
+pub(super) fn explore<S: Copy + Ord>(
+    first: S,
+    steps: impl Fn(&S, &mut Vec<(String, S)>),
+    wrong: impl Fn(&S) -> Option<(Wrong, String)>,
+) -> Outcome {
+    // Each state with its parent and the step that led to it, in the order of discovery.
+    let mut found: Vec<(S, usize, String)> = vec![(first, 0, String::new())];
+    let mut seen = BTreeSet::from([first]);
+    let mut next = Vec::new();
+    let mut at = 0;
+    while at < found.len() {
+        steps(&found[at].0, &mut next);
+        for (words, after) in next.drain(..) {
+            if !seen.insert(after) {
+                continue;
+            }
+            found.push((after, at, words));
+            let Some((wrong, end)) = wrong(&after) else { continue };
+            let mut path = Vec::new();
+            let mut back = found.len() - 1;
+            while back != 0 {
+                path.push(found[back].2.clone());
+                back = found[back].1;
+            }
+            path.reverse();
+            return Outcome {
+                states: found.len() as u64,
+                complete: false,
+                overflows: 0,
+                violation: Some(Trace { wrong, steps: path, end }),
+            };
+        }
+        at += 1;
+    }
+    Outcome { states: found.len() as u64, complete: true, overflows: 0, violation: None }
 }

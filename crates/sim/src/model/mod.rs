@@ -17,10 +17,12 @@
 //! kept as 64-bit fingerprints, so that a state is missed with a chance of about n^2 / 2^65.
 
 mod checker;
+pub mod lease;
 mod monitor;
 mod rules;
 mod state;
 mod step;
+pub mod ticket;
 mod trace;
 
 pub use checker::{Outcome, Trace, check, walk};

@@ -39,7 +39,7 @@ fn place(value: u8, taken: u8) -> usize {
 }
 
 /// The possible pasts of one block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Monitor {
     possible: u128,
     invoked: u8,

@@ -50,6 +50,8 @@ pub enum Rule {
     R9Serials,
     /// Off: a member's grace ends before the owner's lease does.
     R9GraceOutlivesLease,
+    /// Off: renewals to the old owner still cover an object that is being fenced (F18).
+    R10LeaveOut,
     /// Off: the owner needs a lease only of the member that it reads from (F6).
     R11EveryLease,
     /// Off: leases are not looked at when a read is answered.
@@ -82,6 +84,12 @@ pub enum Rule {
     R20DirectoryDecides,
     /// Off: an owner that meets a newer epoch refreshes its view and goes on.
     R21Stop,
+    /// Off: operations carry no ticket of their client (F19).
+    R21Tickets,
+    /// Off: a ticket is forgotten as soon as its operation is committed (F19).
+    R21TicketsUntilSettled,
+    /// Off: a request with a number that its client has settled is taken as new (F19).
+    R21SettledRefused,
 }
 
 impl Rules {

@@ -69,8 +69,6 @@ pub struct Record {
     pub since: [u8; MEMBERS],
 }
 
-/// No such member.
-pub const NONE: u8 = 0;
 pub const ACTIVE: u8 = 1;
 pub const ABSENT: u8 = 2;
 pub const RESYNCING: u8 = 3;
@@ -273,6 +271,10 @@ pub enum Wrong {
     /// The object cannot be served though a living member holds everything and nobody could have
     /// acknowledged without it.
     NeedlesslyInaccessible,
+    /// A fence was answered while the old owner still held its lease ([`super::lease`]).
+    LeaseOutlivesFence,
+    /// A fence waited longer than one grace ([`super::lease`]).
+    FenceWaitsTooLong,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -302,14 +304,55 @@ pub struct State {
 /// A message, unpacked. `Op` and `Copy` are numbered inside their session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    Cas { owner: u8, incarnation: u8, tag: u8, change: Change, subject: u8, expect: (u8, u8), new: Packed, blind: bool },
-    Answer { owner: u8, incarnation: u8, tag: u8, done: bool, revision: u8, new: Packed },
-    Attach { member: u8, session: Session },
-    Op { member: u8, session: Session, number: u8, block: u8, version: (u8, u8), told: u8 },
-    Copy { member: u8, session: Session, number: u8, versions: [(u8, u8); BLOCKS] },
-    AckOp { member: u8, session: Session, id: u8 },
-    AckCopy { member: u8, session: Session },
-    GiveBack { member: u8, serial: u8 },
+    Cas {
+        owner: u8,
+        incarnation: u8,
+        tag: u8,
+        change: Change,
+        subject: u8,
+        expect: (u8, u8),
+        new: Packed,
+        blind: bool,
+    },
+    Answer {
+        owner: u8,
+        incarnation: u8,
+        tag: u8,
+        done: bool,
+        revision: u8,
+        new: Packed,
+    },
+    Attach {
+        member: u8,
+        session: Session,
+    },
+    Op {
+        member: u8,
+        session: Session,
+        number: u8,
+        block: u8,
+        version: (u8, u8),
+        told: u8,
+    },
+    Copy {
+        member: u8,
+        session: Session,
+        number: u8,
+        versions: [(u8, u8); BLOCKS],
+    },
+    AckOp {
+        member: u8,
+        session: Session,
+        id: u8,
+    },
+    AckCopy {
+        member: u8,
+        session: Session,
+    },
+    GiveBack {
+        member: u8,
+        serial: u8,
+    },
 }
 
 /// A record without its revision: epoch 3, owner 2, states 2 each, sinces 6 each: 29 bits.
@@ -320,7 +363,8 @@ impl Record {
     pub fn pack(&self) -> Packed {
         let mut bits = u32::from(self.epoch) | u32::from(self.owner) << 3;
         for m in 0..MEMBERS {
-            bits |= u32::from(self.state[m]) << (5 + 8 * m) | u32::from(self.since[m]) << (7 + 8 * m);
+            bits |=
+                u32::from(self.state[m]) << (5 + 8 * m) | u32::from(self.since[m]) << (7 + 8 * m);
         }
         Packed(bits)
     }
@@ -378,7 +422,7 @@ impl Message {
         match self {
             Self::Cas { owner, incarnation, tag, change, subject, expect, new, blind } => kind(0)
                 .put(1, owner)
-                .put(3, incarnation)
+                .put(5, incarnation)
                 .put(4, tag)
                 .put(3, change as u8)
                 .put(2, subject)
@@ -388,7 +432,7 @@ impl Message {
                 .put(1, blind),
             Self::Answer { owner, incarnation, tag, done, revision, new } => kind(1)
                 .put(1, owner)
-                .put(3, incarnation)
+                .put(5, incarnation)
                 .put(4, tag)
                 .put(1, done)
                 .put(5, revision)
@@ -430,7 +474,7 @@ impl Message {
         match b.get(3) {
             0 => Self::Cas {
                 owner: b.get(1),
-                incarnation: b.get(3),
+                incarnation: b.get(5),
                 tag: b.get(4),
                 change: CHANGES[usize::from(b.get(3))],
                 subject: b.get(2),
@@ -440,7 +484,7 @@ impl Message {
             },
             1 => Self::Answer {
                 owner: b.get(1),
-                incarnation: b.get(3),
+                incarnation: b.get(5),
                 tag: b.get(4),
                 done: b.get(1) == 1,
                 revision: b.get(5),

@@ -186,9 +186,8 @@ impl Steps {
             o.needs & this != 0
         } else {
             let source = members(o.view.mask(ACTIVE)).next();
-            source.is_some_and(|a| {
-                s.members[usize::from(a)].chunk != s.members[usize::from(m)].chunk
-            })
+            source
+                .is_some_and(|a| s.members[usize::from(a)].chunk != s.members[usize::from(m)].chunk)
         };
         if (needs && self.has(Rule::R14ChunksCopied)) || o.copying & this != 0 {
             return false;
@@ -267,11 +266,8 @@ impl Steps {
                     }
                 }
                 let heard = o.answered & active;
-                let enough = if self.has(Rule::R6AllActiveAnswer) {
-                    heard == active
-                } else {
-                    heard != 0
-                };
+                let enough =
+                    if self.has(Rule::R6AllActiveAnswer) { heard == active } else { heard != 0 };
                 if o.cas == Cas::None && enough && active != 0 {
                     out.push(Action::Open(owner));
                 }
@@ -317,9 +313,8 @@ impl Steps {
         if s.writes < self.config.writes && o.seq + 1 < SEQS && o.free_slot().is_some() {
             let block = self.config.blocks[usize::from(s.writes)];
             let read_here = s.read.stage != 0 && s.read.owner == owner && s.read.block == block;
-            let copy_lock = o.copying != 0
-                && self.has(Rule::R17CopyLock)
-                && !self.config.lock_free_copy;
+            let copy_lock =
+                o.copying != 0 && self.has(Rule::R17CopyLock) && !self.config.lock_free_copy;
             if o.pending(block).is_none()
                 && !(read_here && self.has(Rule::R8ReadsWait))
                 && !copy_lock
@@ -413,9 +408,7 @@ impl Steps {
             Message::Cas { owner, incarnation, tag, expect, .. } => {
                 let o = &s.owners[usize::from(owner)];
                 let awaited = o.incarnation == incarnation && o.tag == tag && o.cas != Cas::None;
-                !awaited
-                    && self.has(Rule::R12CompareRevision)
-                    && expect.0 < s.directory.revision
+                !awaited && self.has(Rule::R12CompareRevision) && expect.0 < s.directory.revision
             }
             Message::Answer { owner, incarnation, tag, .. } => {
                 let o = &s.owners[usize::from(owner)];
@@ -435,9 +428,8 @@ impl Steps {
             }
             Message::AckOp { member, session, .. } => {
                 let stale = !self.has(Rule::R2AcksOfThisSession);
-                self.owner_of(s, session.0).is_none_or(|o| {
-                    s.owners[o].attach[usize::from(member)] != session.1 && !stale
-                })
+                self.owner_of(s, session.0)
+                    .is_none_or(|o| s.owners[o].attach[usize::from(member)] != session.1 && !stale)
             }
             Message::AckCopy { member, session } => self
                 .owner_of(s, session.0)

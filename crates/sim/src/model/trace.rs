@@ -1,6 +1,6 @@
 //! A trace in words.
 
-use super::state::{Message, RESYNCING, ACTIVE, ABSENT, SEQS, State};
+use super::state::{ABSENT, ACTIVE, Message, RESYNCING, SEQS, State};
 use super::step::Action;
 
 fn member(m: u8) -> char {
