@@ -1,0 +1,433 @@
+//! The faults that a run can meet, what was really reached, and which a seed switches on.
+//!
+//! A fault counts when it has had its effect (a write was really lost, a packet really damaged),
+//! not when it was planned.
+//!
+//! Invariant: the [`Plan`] of a seed stays within what the policy promises to survive. Damage to
+//! the medium is confined to the disks of one host (the *victim*), and in such a run nothing may
+//! push another host's copies out; the other runs may do anything to any host that keeps what a
+//! medium has accepted as durable.
+
+use crate::rng::Rng;
+use atoll_world::Nanos;
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// One kind of fault.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        #[repr(u8)]
+        pub enum FaultKind { $($(#[$doc])* $name,)* }
+
+        impl FaultKind {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+            /// Its name in reports and options.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A sector that cannot be read until it is written again.
+    LatentSector = "latent-sector",
+    /// A bit of the medium changed by itself.
+    BitFlip = "bit-flip",
+    /// A write went to another place.
+    MisdirectedWrite = "misdirected-write",
+    /// A read brought another place's bytes.
+    MisdirectedRead = "misdirected-read",
+    /// A write was acknowledged and never made.
+    LostWrite = "lost-write",
+    /// A write was acknowledged and made in part.
+    TornWrite = "torn-write",
+    /// An unflushed write was lost when the power went.
+    UnflushedLost = "unflushed-lost",
+    /// An unflushed write, or one in flight, was torn when the power went.
+    UnflushedTorn = "unflushed-torn",
+    /// A read failed.
+    ReadError = "read-error",
+    /// A write failed.
+    WriteError = "write-error",
+    /// A flush failed; what it covered is gone.
+    FlushError = "flush-error",
+    /// The device said that it is full.
+    DiskFull = "disk-full",
+    /// An operation that took 10 to 1000 times as long.
+    DiskSlow = "disk-slow",
+    /// A device that stopped answering.
+    DiskHang = "disk-hang",
+    /// A device that disappeared.
+    DiskGone = "disk-gone",
+    /// A device that went back to an older content.
+    StaleDisk = "stale-disk",
+    /// Two devices that changed places.
+    SwappedDisks = "swapped-disks",
+    /// A connection broke under traffic.
+    ConnectionLost = "connection-lost",
+    /// A frame that arrived damaged.
+    FrameDamaged = "frame-damaged",
+    /// A packet that waited on its way.
+    PacketDelayed = "packet-delayed",
+    /// A packet that met a partition.
+    Partition = "partition",
+    /// A packet on a link of a fraction of its rate.
+    SlowLink = "slow-link",
+    /// A process killed; its disks keep what they have.
+    Kill = "kill",
+    /// A process killed right after an arbitrary poll.
+    KillAtAwait = "kill-at-await",
+    /// A host without power: everything volatile is gone.
+    PowerLoss = "power-loss",
+    /// All hosts without power at once.
+    ClusterPowerLoss = "cluster-power-loss",
+    /// A process that was not scheduled for less than a lease.
+    ShortPause = "short-pause",
+    /// A process that was not scheduled for longer than a lease.
+    LongPause = "long-pause",
+    /// A host whose clock runs fast or slow.
+    ClockRate = "clock-rate",
+    /// A host whose cores are starved.
+    CpuStarved = "cpu-starved",
+    /// A call that the directory refused to take.
+    DirectoryUnavailable = "directory-unavailable",
+    /// A call that took long.
+    DirectorySlow = "directory-slow",
+    /// A transaction that was carried out, its answer lost.
+    DirectoryAnswerLost = "directory-answer-lost",
+    /// A transaction that was carried out after its caller had given up.
+    DirectoryLate = "directory-late",
+    /// A read of the directory that showed an older state.
+    DirectoryStaleRead = "directory-stale-read",
+    /// A watch event that came late, twice or never.
+    WatchOdd = "watch-odd",
+}
+
+struct Inner {
+    counts: Vec<Cell<u64>>,
+}
+
+/// How often each fault had its effect; clones are the same.
+#[derive(Clone)]
+pub struct Faults(Rc<Inner>);
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self(Rc::new(Inner { counts: vec![Cell::new(0); FaultKind::ALL.len()] }))
+    }
+}
+
+impl Faults {
+    /// Counts one.
+    pub fn reached(&self, kind: FaultKind) {
+        let count = &self.0.counts[kind as usize];
+        count.set(count.get() + 1);
+    }
+    /// How often.
+    pub fn count(&self, kind: FaultKind) -> u64 {
+        self.0.counts[kind as usize].get()
+    }
+    /// All of them in order of kind.
+    pub fn counts(&self) -> Vec<u64> {
+        self.0.counts.iter().map(Cell::get).collect()
+    }
+    /// Their sum.
+    pub fn total(&self) -> u64 {
+        self.0.counts.iter().map(Cell::get).sum()
+    }
+}
+
+/// A set of kinds, as an option of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FaultSet(u64);
+
+const _: () = assert!(FaultKind::ALL.len() <= 64);
+
+impl FaultSet {
+    /// Every kind.
+    pub const ALL: Self = Self(u64::MAX);
+    /// No kind.
+    pub const NONE: Self = Self(0);
+    /// Whether it has that one.
+    pub fn has(self, kind: FaultKind) -> bool {
+        self.0 >> kind as u8 & 1 == 1
+    }
+    /// With that one too.
+    #[must_use]
+    pub fn with(self, kind: FaultKind) -> Self {
+        Self(self.0 | 1 << kind as u8)
+    }
+    /// Without that one.
+    #[must_use]
+    pub fn without(self, kind: FaultKind) -> Self {
+        Self(self.0 & !(1 << kind as u8))
+    }
+    /// The kinds in it.
+    pub fn kinds(self) -> impl Iterator<Item = FaultKind> {
+        FaultKind::ALL.iter().copied().filter(move |k| self.has(*k))
+    }
+    /// Reads a list of names: `kill,partition`; `all`; `none`; a leading `-` takes one out of all.
+    ///
+    /// # Errors
+    /// A sentence that names what is unknown and what there is.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut set = match text.split(',').next() {
+            Some(first) if first.starts_with('-') => Self::ALL,
+            _ => Self::NONE,
+        };
+        for name in text.split(',').map(str::trim).filter(|n| !n.is_empty()) {
+            match name {
+                "all" => set = Self::ALL,
+                "none" => set = Self::NONE,
+                _ => {
+                    let (out, name) = match name.strip_prefix('-') {
+                        Some(name) => (true, name),
+                        None => (false, name),
+                    };
+                    let found = FaultKind::ALL.iter().find(|k| k.name() == name);
+                    let Some(&kind) = found else {
+                        let all: Vec<_> = FaultKind::ALL.iter().map(|k| k.name()).collect();
+                        return Err(format!(
+                            "no fault is called '{name}'; there are {}",
+                            all.join(", ")
+                        ));
+                    };
+                    set = if out { set.without(kind) } else { set.with(kind) };
+                }
+            }
+        }
+        Ok(set)
+    }
+}
+
+impl fmt::Debug for FaultSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.kinds().map(FaultKind::name)).finish()
+    }
+}
+
+/// How often the operations of one disk go wrong, in parts per million of operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskRates {
+    /// A read fails.
+    pub read_error: u32,
+    /// A write fails.
+    pub write_error: u32,
+    /// A flush fails.
+    pub flush_error: u32,
+    /// The device says that it is full.
+    pub full: u32,
+    /// A write is acknowledged and not made.
+    pub lost: u32,
+    /// A write is acknowledged and made in part.
+    pub torn: u32,
+    /// A write goes elsewhere.
+    pub misdirected_write: u32,
+    /// A read comes from elsewhere.
+    pub misdirected_read: u32,
+    /// An operation takes 10 to 1000 times as long.
+    pub slow: u32,
+}
+
+/// How often packets go wrong, in parts per million of packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NetRates {
+    /// The connection breaks.
+    pub lost: u32,
+    /// A bit of the frame is flipped.
+    pub damaged: u32,
+    /// It waits 1 to 1000 ms on its way, and what is behind it with it.
+    pub delayed: u32,
+}
+
+/// How often calls of the directory go wrong, in parts per million of calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DirectoryRates {
+    /// It is refused.
+    pub unavailable: u32,
+    /// It takes 10 to 1000 times as long.
+    pub slow: u32,
+    /// It is carried out, the answer lost.
+    pub answer_lost: u32,
+    /// It is carried out up to 10 s after its caller was told that the outcome is unknown.
+    pub late: u32,
+    /// A read shows an older state.
+    pub stale: u32,
+    /// A watch event comes late, twice or never.
+    pub watch: u32,
+}
+
+/// What a seed does to a cluster.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The kinds that this seed switches on.
+    pub on: FaultSet,
+    /// The one host whose media may be damaged; then nothing drops another host's copies.
+    pub victim: Option<u16>,
+    /// For the victim's disks.
+    pub medium: DiskRates,
+    /// For every disk.
+    pub disk: DiskRates,
+    /// For every connection.
+    pub net: NetRates,
+    /// For the directory.
+    pub directory: DirectoryRates,
+    /// Mean time between timed events (crashes, pauses, partitions, ...).
+    pub event_every: Nanos,
+    /// Kinds of timed events, to pick from; empty: none.
+    pub events: Vec<FaultKind>,
+}
+
+/// Kinds that damage what a medium had accepted.
+pub const MEDIUM: &[FaultKind] = &[
+    FaultKind::LatentSector,
+    FaultKind::BitFlip,
+    FaultKind::MisdirectedWrite,
+    FaultKind::MisdirectedRead,
+    FaultKind::LostWrite,
+    FaultKind::TornWrite,
+];
+
+/// Kinds that happen at a moment, to the cluster, rather than to an operation.
+pub const TIMED: &[FaultKind] = &[
+    FaultKind::Kill,
+    FaultKind::KillAtAwait,
+    FaultKind::PowerLoss,
+    FaultKind::ClusterPowerLoss,
+    FaultKind::ShortPause,
+    FaultKind::LongPause,
+    FaultKind::Partition,
+    FaultKind::SlowLink,
+    FaultKind::ClockRate,
+    FaultKind::CpuStarved,
+    FaultKind::DiskHang,
+    FaultKind::DiskGone,
+    FaultKind::DiskSlow,
+    FaultKind::DirectoryUnavailable,
+];
+
+impl Plan {
+    /// No fault at all.
+    pub fn calm() -> Self {
+        Self {
+            on: FaultSet::NONE,
+            victim: None,
+            medium: DiskRates::default(),
+            disk: DiskRates::default(),
+            net: NetRates::default(),
+            directory: DirectoryRates::default(),
+            event_every: Nanos::NEVER,
+            events: Vec::new(),
+        }
+    }
+
+    /// What `seed` does to `hosts` hosts, of the kinds in `allowed`: each is on with probability
+    /// one half, with a rate of its own, so that over many seeds every combination is met, also
+    /// those in which a frequent fault would hide a rare one.
+    pub fn of_seed(seed: u64, hosts: u16, allowed: FaultSet) -> Self {
+        let mut rng = Rng::named(seed, "faults");
+        let mut on = FaultSet::NONE;
+        for kind in allowed.kinds() {
+            if rng.below(2) == 0 {
+                on = on.with(kind);
+            }
+        }
+        // One run in three damages media; the others do everything else.
+        let damages = rng.below(3) == 0 && MEDIUM.iter().any(|k| on.has(*k));
+        let victim = damages.then(|| rng.below(u64::from(hosts)) as u16);
+        for kind in FaultKind::ALL {
+            let medium = MEDIUM.contains(kind);
+            // What is harmless to other hosts' copies while one host's are damaged.
+            let quiet = matches!(
+                kind,
+                FaultKind::DirectoryStaleRead
+                    | FaultKind::WatchOdd
+                    | FaultKind::ClockRate
+                    | FaultKind::DirectorySlow
+                    | FaultKind::ReadError
+            );
+            if (medium && !damages) || (damages && !medium && !quiet) {
+                on = on.without(*kind);
+            }
+        }
+        let mut rate = |kind: FaultKind, most: u64| {
+            let ppm = rng.span(Nanos(20), Nanos(most)).0 as u32;
+            if on.has(kind) { ppm } else { 0 }
+        };
+        let medium = DiskRates {
+            read_error: rate(FaultKind::ReadError, 5_000),
+            lost: rate(FaultKind::LostWrite, 5_000),
+            torn: rate(FaultKind::TornWrite, 5_000),
+            misdirected_write: rate(FaultKind::MisdirectedWrite, 5_000),
+            misdirected_read: rate(FaultKind::MisdirectedRead, 5_000),
+            ..DiskRates::default()
+        };
+        let disk = DiskRates {
+            read_error: if damages { 0 } else { rate(FaultKind::ReadError, 2_000) },
+            write_error: rate(FaultKind::WriteError, 300),
+            flush_error: rate(FaultKind::FlushError, 300),
+            full: rate(FaultKind::DiskFull, 200),
+            slow: rate(FaultKind::DiskSlow, 5_000),
+            ..DiskRates::default()
+        };
+        let net = NetRates {
+            lost: rate(FaultKind::ConnectionLost, 3_000),
+            damaged: rate(FaultKind::FrameDamaged, 2_000),
+            delayed: rate(FaultKind::PacketDelayed, 5_000),
+        };
+        let directory = DirectoryRates {
+            unavailable: rate(FaultKind::DirectoryUnavailable, 100_000),
+            slow: rate(FaultKind::DirectorySlow, 200_000),
+            answer_lost: rate(FaultKind::DirectoryAnswerLost, 100_000),
+            late: rate(FaultKind::DirectoryLate, 100_000),
+            stale: rate(FaultKind::DirectoryStaleRead, 300_000),
+            watch: rate(FaultKind::WatchOdd, 300_000),
+        };
+        let timed = |k: &FaultKind| TIMED.contains(k) && on.has(*k);
+        let mut events: Vec<FaultKind> = FaultKind::ALL.iter().copied().filter(timed).collect();
+        for kind in [FaultKind::LatentSector, FaultKind::BitFlip] {
+            if on.has(kind) {
+                events.push(kind);
+            }
+        }
+        let event_every = rng.span(Nanos::from_ms(100), Nanos::from_secs(8));
+        Self { on, victim, medium, disk, net, directory, event_every, events }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FaultKind, FaultSet, MEDIUM, Plan};
+
+    #[test]
+    fn plans_keep_damage_apart_from_everything_that_drops_copies() {
+        let mut reached = FaultSet::NONE;
+        let mut damaging = 0;
+        for seed in 0..2000 {
+            let plan = Plan::of_seed(seed, 3, FaultSet::ALL);
+            let medium = plan.on.kinds().any(|k| MEDIUM.contains(&k));
+            assert_eq!(medium, plan.victim.is_some(), "seed {seed}");
+            if medium {
+                damaging += 1;
+                assert!(!plan.on.has(FaultKind::Partition) && plan.disk.write_error == 0);
+            }
+            for kind in plan.on.kinds() {
+                reached = reached.with(kind);
+            }
+        }
+        assert!((400..900).contains(&damaging), "{damaging}");
+        assert_eq!(reached.kinds().count(), FaultKind::ALL.len());
+    }
+
+    #[test]
+    fn lists_of_faults_are_read_and_unknown_ones_named() {
+        assert_eq!(FaultSet::parse("kill"), Ok(FaultSet::NONE.with(FaultKind::Kill)));
+        assert!(!FaultSet::parse("-kill").unwrap().has(FaultKind::Kill));
+        assert!(FaultSet::parse("-kill").unwrap().has(FaultKind::Partition));
+        assert!(FaultSet::parse("kil").unwrap_err().contains("kill-at-await"));
+    }
+}

@@ -1,0 +1,35 @@
+//! Atoll in virtual time: the shipped store, transport, object layer and node on modelled disks,
+//! NICs, cores and a directory that fail in every way in which real ones do.
+//!
+//! One seed is one run: it chooses the cluster, the load, the faults and their moments, and which
+//! of the tasks that are ready is polled next. The same seed makes the same run, to the bit; the
+//! trace hash says so.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`executor`] | tasks, timers, lives of hosts |
+//! | [`clock`], [`cpu`], [`disk`], [`net`], [`directory`] | the modelled hardware and services |
+//! | [`world`] | one life of a host as the product sees it |
+//! | [`fault`] | the faults there are, and which of them a seed switches on |
+//! | [`rig`] | the machines of a cluster and what befalls them |
+//! | [`workload`], [`pattern`], [`checker`] | clients, what they write, whether it was one disk |
+//! | [`trace`] | what happened, and its hash |
+//! | [`model`] | the mirror protocol in the small, explored exhaustively |
+//!
+//! Absent here: the operating system's clock, entropy, threads and files.
+
+pub mod checker;
+pub mod clock;
+pub mod cpu;
+pub mod directory;
+pub mod disk;
+pub mod executor;
+pub mod fault;
+pub mod model;
+pub mod net;
+pub mod pattern;
+pub mod rig;
+pub mod rng;
+pub mod trace;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,508 @@
+//! The machines of a simulated cluster, without any program: hosts with disks, clocks and cores, a
+//! network, a directory, and the events that befall them.
+//!
+//! A *boot* function, given once, starts the program of a host in a fresh life; everything else
+//! that happens to hosts (crash, pause, partition, ...) is here and knows nothing of the program.
+//!
+//! Invariants: a host has at most one life; what outlives it is its disks, its clock and what it
+//! has sent; [`Rig::heal`] ends every ailment, so that what then goes wrong is the program's.
+
+use crate::clock::Clock;
+use crate::cpu::Cpu;
+use crate::directory::DirectoryService;
+use crate::disk::{DiskProfile, SimDisk};
+use crate::executor::{Executor, LifeId};
+use crate::fault::{DiskRates, FaultKind, Faults, NetRates, Plan};
+use crate::net::{Fabric, NetProfile};
+use crate::rng::Rng;
+use crate::trace::Trace;
+use crate::world::SimWorld;
+use atoll_world::Nanos;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Clocks of two hosts drift apart by at most twice that: what leases are made for is 5 %.
+const DRIFT_PPM_MAX: u64 = 20_000;
+/// Shorter than this, a pause is shorter than a lease.
+const SHORT_PAUSE: (Nanos, Nanos) = (Nanos::from_ms(5), Nanos::from_ms(1_500));
+/// And this is longer than one.
+const LONG_PAUSE: (Nanos, Nanos) = (Nanos::from_secs(3), Nanos::from_secs(20));
+
+/// What a rig is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RigSpec {
+    /// Hosts.
+    pub hosts: u16,
+    /// Disks in each.
+    pub disks: u16,
+    /// Size of each, in bytes.
+    pub disk_bytes: u64,
+    /// What each can do.
+    pub disk: DiskProfile,
+    /// What the network can do.
+    pub net: NetProfile,
+}
+
+/// Starts the program of a host: its number, its disks, its world.
+pub type Boot = dyn Fn(u16, Vec<SimDisk>, SimWorld);
+
+struct HostRig {
+    disks: Vec<SimDisk>,
+    clock: Rc<Clock>,
+    cpu: Rc<Cpu>,
+    life: Cell<Option<LifeId>>,
+    lives: Cell<u32>,
+}
+
+struct Inner {
+    seed: u64,
+    executor: Executor,
+    faults: Faults,
+    fabric: Fabric,
+    directory: DirectoryService,
+    hosts: Vec<HostRig>,
+    boot: RefCell<Option<Rc<Boot>>>,
+    rng: RefCell<Rng>,
+    /// No more events: what is still planned does nothing.
+    healed: Cell<bool>,
+    /// A disk has failed an operation for good: programs need a restart after healing.
+    restart_after: Cell<bool>,
+}
+
+/// The machines; clones are the same.
+#[derive(Clone)]
+pub struct Rig(Rc<Inner>);
+
+impl Rig {
+    /// Machines that are switched off.
+    pub fn new(seed: u64, spec: RigSpec, trace: Trace) -> Self {
+        let executor = Executor::new(seed, trace);
+        let faults = Faults::default();
+        let stream = |name: &str| Rng::named(seed, name);
+        let fabric = Fabric::new(&executor, spec.hosts, spec.net, stream("net"), faults.clone());
+        let directory =
+            DirectoryService::new(&executor, spec.hosts, stream("directory"), faults.clone());
+        let mut offsets = stream("clocks");
+        let host = |h: u16| HostRig {
+            disks: (0..spec.disks)
+                .map(|d| {
+                    let name = format!("h{h}d{d}");
+                    let rng = stream(&format!("disk {name}"));
+                    let bytes = spec.disk_bytes;
+                    SimDisk::new(&executor, h, &name, spec.disk, bytes, rng, faults.clone())
+                })
+                .collect(),
+            clock: Rc::new(Clock::new(offsets.span(Nanos::from_secs(1), Nanos::from_secs(90_000)))),
+            cpu: Rc::default(),
+            life: Cell::new(None),
+            lives: Cell::new(0),
+        };
+        let hosts = (0..spec.hosts).map(host).collect();
+        Self(Rc::new(Inner {
+            seed,
+            executor,
+            faults,
+            fabric,
+            directory,
+            hosts,
+            boot: RefCell::new(None),
+            rng: RefCell::new(stream("events")),
+            healed: Cell::new(false),
+            restart_after: Cell::new(false),
+        }))
+    }
+
+    /// What [`Rig::start`] runs.
+    pub fn set_boot(&self, boot: impl Fn(u16, Vec<SimDisk>, SimWorld) + 'static) {
+        *self.0.boot.borrow_mut() = Some(Rc::new(boot));
+    }
+
+    /// The executor.
+    pub fn executor(&self) -> &Executor {
+        &self.0.executor
+    }
+    /// What was reached.
+    pub fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+    /// The network.
+    pub fn fabric(&self) -> &Fabric {
+        &self.0.fabric
+    }
+    /// The directory.
+    pub fn directory(&self) -> &DirectoryService {
+        &self.0.directory
+    }
+    /// How many hosts.
+    pub fn hosts(&self) -> u16 {
+        self.0.hosts.len() as u16
+    }
+    /// A host's disks.
+    pub fn disks(&self, host: u16) -> &[SimDisk] {
+        &self.0.hosts[usize::from(host)].disks
+    }
+    /// Its life, if it is up.
+    pub fn life(&self, host: u16) -> Option<LifeId> {
+        self.0.hosts[usize::from(host)].life.get()
+    }
+    /// Whether it is up.
+    pub fn is_up(&self, host: u16) -> bool {
+        self.life(host).is_some()
+    }
+
+    fn say(&self, host: Option<u16>, text: String) {
+        self.0.executor.trace().fact(self.0.executor.now(), host, "fault", text);
+    }
+
+    async fn wait(&self, span: Nanos) {
+        let ex = &self.0.executor;
+        ex.sleep_until(ex.now() + span).await;
+    }
+
+    /// Starts the program of a host, unless it is up.
+    pub fn start(&self, host: u16) {
+        let rig = &self.0.hosts[usize::from(host)];
+        if rig.life.get().is_some() {
+            return;
+        }
+        let life = self.0.executor.new_life(host);
+        rig.life.set(Some(life));
+        rig.lives.set(rig.lives.get() + 1);
+        self.say(Some(host), format!("start, life {}", rig.lives.get()));
+        let net = self.0.fabric.attach(host);
+        let rng = Rng::named(self.0.seed, &format!("host {host} life {}", rig.lives.get()));
+        let world = SimWorld::new(
+            &self.0.executor,
+            life,
+            rig.clock.clone(),
+            rig.cpu.clone(),
+            rng,
+            net,
+            self.0.directory.client(host),
+        );
+        let boot = self.0.boot.borrow().clone().expect("set before any host starts");
+        boot(host, rig.disks.clone(), world);
+    }
+
+    /// Ends the program of a host, or the power of the whole host with all that is volatile.
+    /// Must not be called from a task of that host.
+    pub fn kill(&self, host: u16, power_lost: bool) {
+        let rig = &self.0.hosts[usize::from(host)];
+        let Some(life) = rig.life.take() else { return };
+        self.say(Some(host), if power_lost { "power lost" } else { "killed" }.into());
+        self.0.fabric.detaching(host, power_lost);
+        self.0.executor.kill(life);
+        self.0.fabric.detached(host);
+        for disk in &rig.disks {
+            if power_lost {
+                disk.power_lost();
+            } else {
+                disk.process_died();
+            }
+        }
+        rig.cpu.reset();
+        if power_lost {
+            let uptime = self.0.rng.borrow_mut().span(Nanos::from_secs(1), Nanos::from_secs(60));
+            rig.clock.reboot(self.0.executor.now(), uptime);
+        }
+    }
+
+    /// Stops scheduling a host's program.
+    pub fn pause(&self, host: u16) {
+        if let Some(life) = self.life(host) {
+            self.say(Some(host), "paused".into());
+            self.0.executor.pause(life);
+        }
+    }
+
+    /// Schedules it again.
+    pub fn resume(&self, host: u16) {
+        if let Some(life) = self.life(host)
+            && self.0.executor.is_paused(life)
+        {
+            self.say(Some(host), "resumed".into());
+            self.0.executor.resume(life);
+        }
+    }
+
+    /// Cuts everything between a host and the others, and its way to the directory.
+    pub fn isolate(&self, host: u16, cut: bool) {
+        for other in (0..self.hosts()).filter(|o| *o != host) {
+            self.0.fabric.set_cut(host, other, cut);
+            self.0.fabric.set_cut(other, host, cut);
+        }
+        self.0.directory.set_cut(host, cut);
+    }
+
+    /// Switches the faults of operations on.
+    pub fn set_rates(&self, plan: &Plan) {
+        self.0.fabric.set_rates(plan.net);
+        self.0.directory.set_rates(plan.directory);
+        for (h, host) in self.0.hosts.iter().enumerate() {
+            let damaged = plan.victim == Some(h as u16);
+            for disk in &host.disks {
+                disk.set_rates(if damaged {
+                    DiskRates {
+                        read_error: plan.medium.read_error,
+                        lost: plan.medium.lost,
+                        torn: plan.medium.torn,
+                        misdirected_write: plan.medium.misdirected_write,
+                        misdirected_read: plan.medium.misdirected_read,
+                        ..plan.disk
+                    }
+                } else {
+                    plan.disk
+                });
+            }
+        }
+        self.0.restart_after.set(
+            plan.disk.write_error + plan.disk.flush_error + plan.disk.full > 0
+                || plan.events.contains(&FaultKind::DiskGone)
+                || plan.events.contains(&FaultKind::DiskHang),
+        );
+    }
+
+    /// Lets the plan's events happen until [`Rig::heal`].
+    pub async fn befall(self, plan: Plan) {
+        if plan.events.is_empty() {
+            return;
+        }
+        let mut rng = Rng::named(self.0.seed, "what befalls");
+        while !self.0.healed.get() {
+            let next = rng.span(plan.event_every / 8, plan.event_every * 2);
+            self.wait(next).await;
+            if self.0.healed.get() {
+                return;
+            }
+            let kind = *rng.pick(&plan.events);
+            let host = rng.below(u64::from(self.hosts())) as u16;
+            let (rig, rng) = (self.clone(), Rng::named(rng.next(), "one event"));
+            let victim = plan.victim;
+            self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));
+        }
+    }
+
+    fn reached(&self, kind: FaultKind) {
+        self.0.faults.reached(kind);
+    }
+
+    async fn event(self, kind: FaultKind, host: u16, victim: Option<u16>, mut rng: Rng) {
+        let down = rng.span(Nanos::from_ms(5), Nanos::from_secs(12));
+        let other =
+            (host + 1 + rng.below(u64::from(self.hosts()).max(2) - 1) as u16) % self.hosts();
+        match kind {
+            FaultKind::Kill | FaultKind::PowerLoss if self.is_up(host) => {
+                self.reached(kind);
+                self.kill(host, kind == FaultKind::PowerLoss);
+                self.wait(down).await;
+                self.start_unless_healed(host);
+            }
+            FaultKind::KillAtAwait => {
+                let Some(life) = self.life(host) else { return };
+                let polls = rng.span(Nanos(1), Nanos(5_000)).0;
+                let power = rng.below(2) == 0;
+                let rig = self.clone();
+                self.0.executor.trap(life, polls, move || {
+                    if !rig.0.healed.get() && rig.life(host) == Some(life) {
+                        rig.reached(FaultKind::KillAtAwait);
+                        rig.kill(host, power);
+                    }
+                });
+                self.wait(down).await;
+                self.start_unless_healed(host);
+            }
+            FaultKind::ClusterPowerLoss => {
+                self.reached(kind);
+                for h in 0..self.hosts() {
+                    self.kill(h, true);
+                }
+                for h in 0..self.hosts() {
+                    let (rig, after) =
+                        (self.clone(), rng.span(Nanos::from_ms(5), Nanos::from_secs(12)));
+                    self.0.executor.spawn(LifeId::HARNESS, async move {
+                        rig.wait(after).await;
+                        rig.start_unless_healed(h);
+                    });
+                }
+            }
+            FaultKind::ShortPause | FaultKind::LongPause => {
+                let Some(life) = self.life(host) else { return };
+                let range = if kind == FaultKind::ShortPause { SHORT_PAUSE } else { LONG_PAUSE };
+                self.reached(kind);
+                self.pause(host);
+                let span = rng.span(range.0, range.1);
+                self.wait(span).await;
+                if self.life(host) == Some(life) {
+                    self.resume(host);
+                }
+            }
+            FaultKind::Partition => self.partition(host, other, &mut rng).await,
+            FaultKind::SlowLink => {
+                let factor = rng.span(Nanos(10), Nanos(2_000)).0;
+                self.say(Some(host), format!("link to h{other} {factor} times as slow"));
+                self.0.fabric.set_slow(host, other, factor);
+                if rng.below(2) == 0 {
+                    self.0.fabric.set_slow(other, host, factor);
+                }
+                self.wait(down).await;
+                self.0.fabric.set_slow(host, other, 1);
+                self.0.fabric.set_slow(other, host, 1);
+            }
+            FaultKind::ClockRate => {
+                self.reached(kind);
+                let ppm = rng.below(2 * DRIFT_PPM_MAX + 1) as i64 - DRIFT_PPM_MAX as i64;
+                let jump = rng.below(7_200_000) as i64 - 3_600_000;
+                self.say(Some(host), format!("clock {ppm} ppm fast, wall clock {jump} ms off"));
+                let clock = &self.0.hosts[usize::from(host)].clock;
+                clock.set_rate(self.0.executor.now(), ppm);
+                clock.jump_wall(jump);
+            }
+            FaultKind::CpuStarved => {
+                self.reached(kind);
+                let factor = rng.span(Nanos(10), Nanos(1_000)).0;
+                self.say(Some(host), format!("core {factor} times as slow"));
+                let cpu = self.0.hosts[usize::from(host)].cpu.clone();
+                cpu.set_starved(factor);
+                self.wait(down).await;
+                cpu.set_starved(1);
+            }
+            FaultKind::DiskHang | FaultKind::DiskGone | FaultKind::DiskSlow => {
+                let disk = rng.pick(self.disks(host)).clone();
+                match kind {
+                    FaultKind::DiskHang => {
+                        self.say(Some(host), format!("{} hangs", disk.name()));
+                        disk.set_hung(true);
+                        let span = rng.span(Nanos::from_ms(10), Nanos::from_secs(30));
+                        self.wait(span).await;
+                        self.say(Some(host), format!("{} answers again", disk.name()));
+                        disk.set_hung(false);
+                    }
+                    FaultKind::DiskGone => {
+                        self.say(Some(host), format!("{} disappears", disk.name()));
+                        disk.set_gone(true);
+                        self.wait(down).await;
+                        self.say(Some(host), format!("{} is back", disk.name()));
+                        disk.set_gone(false);
+                        if !self.0.healed.get() && rng.below(2) == 0 {
+                            self.kill(host, false);
+                            let span = rng.span(Nanos::from_ms(5), Nanos::from_secs(2));
+                            self.wait(span).await;
+                            self.start_unless_healed(host);
+                        }
+                    }
+                    _ => {
+                        let factor = rng.span(Nanos(10), Nanos(1_000)).0;
+                        self.say(Some(host), format!("{} {factor} times as slow", disk.name()));
+                        disk.set_slow(factor);
+                        self.wait(down).await;
+                        disk.set_slow(1);
+                    }
+                }
+            }
+            FaultKind::DirectoryUnavailable => {
+                self.say(None, "directory down".into());
+                self.0.directory.set_down(true);
+                self.wait(down).await;
+                self.say(None, "directory up".into());
+                self.0.directory.set_down(false);
+            }
+            FaultKind::BitFlip | FaultKind::LatentSector => {
+                let Some(victim) = victim else { return };
+                let disk = rng.pick(self.disks(victim)).clone();
+                for _ in 0..rng.within(1, 4) {
+                    if kind == FaultKind::BitFlip {
+                        disk.flip();
+                    } else {
+                        disk.make_latent();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn partition(&self, host: u16, other: u16, rng: &mut Rng) {
+        if host == other {
+            return;
+        }
+        let span = rng.span(Nanos::from_ms(50), Nanos::from_secs(20));
+        match rng.below(4) {
+            0 => {
+                self.say(Some(host), "isolated".into());
+                self.isolate(host, true);
+                self.wait(span).await;
+                self.say(Some(host), "no longer isolated".into());
+                self.isolate(host, false);
+            }
+            1 => {
+                self.say(Some(host), format!("cannot send to h{other}"));
+                self.0.fabric.set_cut(host, other, true);
+                self.wait(span).await;
+                self.say(Some(host), format!("can send to h{other} again"));
+                self.0.fabric.set_cut(host, other, false);
+            }
+            2 => {
+                self.say(Some(host), "cannot reach the directory".into());
+                self.0.directory.set_cut(host, true);
+                self.wait(span).await;
+                self.say(Some(host), "can reach the directory again".into());
+                self.0.directory.set_cut(host, false);
+            }
+            _ => {
+                self.say(Some(host), format!("and h{other} cannot talk"));
+                for cut in [true, false] {
+                    self.0.fabric.set_cut(host, other, cut);
+                    self.0.fabric.set_cut(other, host, cut);
+                    if cut {
+                        self.wait(span).await;
+                    }
+                }
+                self.say(Some(host), format!("and h{other} can talk again"));
+            }
+        }
+    }
+
+    fn start_unless_healed(&self, host: u16) {
+        if !self.0.healed.get() {
+            self.start(host);
+        }
+    }
+
+    /// Ends every ailment: all hosts up, all links whole, all disks as they should be, no more
+    /// events. A host whose disks have failed operations is restarted, as an administrator would.
+    pub fn heal(&self) {
+        self.say(None, "everything heals".into());
+        self.0.healed.set(true);
+        self.0.fabric.set_rates(NetRates::default());
+        self.0.directory.set_rates(Default::default());
+        self.0.directory.set_down(false);
+        for host in 0..self.hosts() {
+            self.isolate(host, false);
+            for other in 0..self.hosts() {
+                self.0.fabric.set_slow(host, other, 1);
+            }
+            let rig = &self.0.hosts[usize::from(host)];
+            rig.cpu.set_starved(1);
+            for disk in &rig.disks {
+                disk.set_rates(DiskRates::default());
+                disk.set_slow(1);
+                disk.set_gone(false);
+                disk.set_hung(false);
+            }
+            self.resume(host);
+            if self.0.restart_after.get() {
+                self.kill(host, false);
+            }
+            self.start(host);
+        }
+    }
+
+    /// Frees everything: tasks and devices refer to each other.
+    pub fn shutdown(&self) {
+        for host in &self.0.hosts {
+            host.life.set(None);
+        }
+        self.0.boot.borrow_mut().take();
+        self.0.executor.shutdown();
+    }
+}

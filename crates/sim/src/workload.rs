@@ -1,0 +1,250 @@
+//! Clients that do to a volume whatever a careless guest may do, and write down what they saw.
+//!
+//! Invariant: every write has a tag of its own, for the whole run.
+
+use crate::checker::{History, Kind};
+use crate::executor::Executor;
+use crate::pattern::{self, SECTOR, Tag};
+use crate::rng::Rng;
+use atoll_world::volume::{Volume, VolumeError, ZeroFlags};
+use atoll_world::{Buf, Nanos};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// What the clients of one volume do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mix {
+    /// Percent of operations that write.
+    pub write: u8,
+    /// Percent that discard.
+    pub discard: u8,
+    /// Percent that write zeros.
+    pub zero: u8,
+    /// Percent that go to the hot part.
+    pub hot: u8,
+    /// The largest operation, in bytes.
+    pub len_max: u64,
+    /// The shortest and longest pause between two operations of one client.
+    pub pause: (Nanos, Nanos),
+}
+
+impl Mix {
+    /// A mix by chance.
+    pub fn of(rng: &mut Rng) -> Self {
+        Self {
+            write: rng.within(20, 70) as u8,
+            discard: rng.below(8) as u8,
+            zero: rng.below(8) as u8,
+            hot: rng.within(0, 90) as u8,
+            len_max: *rng.pick(&[4096, 16384, 65536, 262_144, 1 << 20]),
+            pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[1, 10, 100, 400]))),
+        }
+    }
+}
+
+/// What all clients of one volume share with the harness; clones are the same.
+#[derive(Clone)]
+pub struct Book(Rc<Inner>);
+
+struct Inner {
+    executor: Executor,
+    history: RefCell<History>,
+    next_tag: Cell<Tag>,
+    next_client: Cell<u32>,
+    size: Cell<u64>,
+    stop: Cell<bool>,
+    ops_left: Cell<u64>,
+    running: Cell<u32>,
+    errors: Cell<u64>,
+    /// Bytes that no write can have made: a wrong byte was returned.
+    wrong: RefCell<Vec<String>>,
+}
+
+impl Book {
+    /// For a volume of `size` bytes, and at most `ops` operations.
+    pub fn new(executor: &Executor, size: u64, ops: u64) -> Self {
+        Self(Rc::new(Inner {
+            executor: executor.clone(),
+            history: RefCell::default(),
+            next_tag: Cell::new(1),
+            next_client: Cell::new(0),
+            size: Cell::new(size),
+            stop: Cell::new(false),
+            ops_left: Cell::new(ops),
+            running: Cell::new(0),
+            errors: Cell::new(0),
+            wrong: RefCell::default(),
+        }))
+    }
+
+    /// Clients stop after the operation they are at.
+    pub fn stop(&self) {
+        self.0.stop.set(true);
+    }
+    /// Whether all operations have been begun, or it was stopped.
+    pub fn is_over(&self) -> bool {
+        self.0.stop.get() || self.0.ops_left.get() == 0
+    }
+    /// Clients that are at work.
+    pub fn running(&self) -> u32 {
+        self.0.running.get()
+    }
+    /// Operations that failed.
+    pub fn errors(&self) -> u64 {
+        self.0.errors.get()
+    }
+    /// The history so far.
+    pub fn history(&self) -> std::cell::Ref<'_, History> {
+        self.0.history.borrow()
+    }
+    /// Wrong bytes that were returned.
+    pub fn wrong(&self) -> Vec<String> {
+        self.0.wrong.borrow().clone()
+    }
+
+    fn now(&self) -> u64 {
+        self.0.executor.now().0
+    }
+
+    /// Reads a range and writes down what it showed.
+    ///
+    /// # Errors
+    /// The volume's.
+    pub async fn read<V: Volume>(
+        &self,
+        volume: &V,
+        client: u32,
+        first: u64,
+        sectors: u32,
+    ) -> Result<Vec<Tag>, VolumeError> {
+        let op = self.0.history.borrow_mut().call(
+            client,
+            Kind::Read(Vec::new()),
+            first,
+            sectors,
+            self.now(),
+        );
+        let (at, len) = (first * SECTOR as u64, sectors * SECTOR as u32);
+        let pieces = volume.read(at, len).await?;
+        let bytes = atoll_world::buf::join(&pieces);
+        assert_eq!(bytes.len(), len as usize, "a read returns what was asked for");
+        let mut tags = Vec::with_capacity(sectors as usize);
+        for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+            match pattern::tag(sector, first + i as u64) {
+                Ok(tag) => tags.push(tag),
+                Err(why) => {
+                    let now = self.0.executor.now();
+                    let text = format!("client {client} read a wrong byte: {why}");
+                    self.0.executor.trace().fact(now, None, "checker", text.clone());
+                    self.0.wrong.borrow_mut().push(text);
+                    return Err(VolumeError::Io("wrong byte".into()));
+                }
+            }
+        }
+        self.0.history.borrow_mut().read(op, tags.clone(), self.now());
+        Ok(tags)
+    }
+
+    /// A client at work until the book is full, it is stopped, or its volume is gone.
+    pub async fn client<V: Volume>(self, volume: V, mix: Mix, mut rng: Rng) {
+        let inner = &*self.0;
+        let client = inner.next_client.get();
+        inner.next_client.set(client + 1);
+        inner.running.set(inner.running.get() + 1);
+        let _running = Running(self.clone());
+        while !self.is_over() {
+            inner.ops_left.set(inner.ops_left.get() - 1);
+            let (first, sectors) = self.range(&mix, &mut rng);
+            let (at, len) = (first * SECTOR as u64, u64::from(sectors) * SECTOR as u64);
+            let dice = rng.below(100) as u8;
+            let kind = if dice < mix.write {
+                let tag = inner.next_tag.get();
+                inner.next_tag.set(tag + 1);
+                Kind::Write(tag)
+            } else if dice < mix.write + mix.discard + mix.zero {
+                Kind::Zero
+            } else {
+                Kind::Read(Vec::new())
+            };
+            let result = if matches!(kind, Kind::Read(_)) {
+                self.read(&volume, client, first, sectors).await.map(|_| ())
+            } else {
+                let call = kind.clone();
+                let op = inner.history.borrow_mut().call(client, call, first, sectors, self.now());
+                let result = match kind {
+                    Kind::Write(tag) => {
+                        let data = cut(pattern::fill(tag, first, sectors), &mut rng);
+                        volume.write(at, data).await
+                    }
+                    _ if dice < mix.write + mix.discard => volume.discard(at, len).await,
+                    _ => {
+                        let may_unmap = rng.below(2) == 0;
+                        volume.zero(at, len, ZeroFlags { may_unmap, fast_only: false }).await
+                    }
+                };
+                match &result {
+                    Ok(()) => inner.history.borrow_mut().done(op, self.now()),
+                    Err(VolumeError::OutOfRange { .. } | VolumeError::ReadOnly) => {
+                        inner.history.borrow_mut().refused(op);
+                    }
+                    Err(_) => {}
+                }
+                result
+            };
+            if let Err(error) = result {
+                inner.errors.set(inner.errors.get() + 1);
+                let now = inner.executor.now();
+                inner.executor.trace().event(now, None, "client", u64::from(client), || {
+                    format!("client {client} at {first}+{sectors}: {error}")
+                });
+                if error == VolumeError::Gone {
+                    return;
+                }
+                // As a guest does: not again at once.
+                let wait = rng.span(Nanos::from_ms(1), Nanos::from_ms(200));
+                inner.executor.sleep_until(inner.executor.now() + wait).await;
+            }
+            if rng.below(3) > 0 {
+                let pause = rng.span(mix.pause.0, mix.pause.1);
+                inner.executor.sleep_until(inner.executor.now() + pause).await;
+            }
+        }
+    }
+
+    /// A range of a volume: half of them whole blocks, small ones more often than large ones.
+    fn range(&self, mix: &Mix, rng: &mut Rng) -> (u64, u32) {
+        let total = self.0.size.get() / SECTOR as u64;
+        let len = rng.span(Nanos(1), Nanos(mix.len_max / SECTOR as u64)).0.min(total);
+        let hot = rng.below(100) < u64::from(mix.hot);
+        // The hot part lies over the end of a strip.
+        let (from, to) = if hot && total > 2304 { (1984, 2304) } else { (0, total) };
+        let first = rng.within(from, to - 1).min(total - len);
+        if rng.below(2) == 0 {
+            let first = first / 8 * 8;
+            let len = len.next_multiple_of(8).min(total - first);
+            return (first, len as u32);
+        }
+        (first, len as u32)
+    }
+}
+
+/// In up to three pieces, as a front end may hand them over.
+fn cut(data: Buf, rng: &mut Rng) -> Vec<Buf> {
+    let mut pieces = Vec::new();
+    let mut rest = data;
+    while pieces.len() < 2 && rest.len() > SECTOR && rng.below(3) == 0 {
+        let at = rng.within(1, (rest.len() / SECTOR) as u64 - 1) as usize * SECTOR;
+        pieces.push(rest.slice(..at));
+        rest = rest.slice(at..);
+    }
+    pieces.push(rest);
+    pieces
+}
+
+struct Running(Book);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.running.set(self.0.0.running.get() - 1);
+    }
+}

@@ -1,0 +1,93 @@
+//! One life of one simulated host, as the product's code sees it.
+
+use crate::clock::Clock;
+use crate::cpu::Cpu;
+use crate::directory::SimDirectory;
+use crate::disk::SimDisk;
+use crate::executor::{Executor, LifeId};
+use crate::net::SimNet;
+use crate::rng::Rng;
+use atoll_world::{Nanos, World};
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+
+struct Inner {
+    executor: Executor,
+    life: LifeId,
+    clock: Rc<Clock>,
+    cpu: Rc<Cpu>,
+    rng: RefCell<Rng>,
+    net: SimNet,
+    directory: SimDirectory,
+}
+
+/// The [`World`] of one life of a host; clones are the same.
+#[derive(Clone)]
+pub struct SimWorld(Rc<Inner>);
+
+impl SimWorld {
+    /// Puts the parts together.
+    pub fn new(
+        executor: &Executor,
+        life: LifeId,
+        clock: Rc<Clock>,
+        cpu: Rc<Cpu>,
+        rng: Rng,
+        net: SimNet,
+        directory: SimDirectory,
+    ) -> Self {
+        let rng = RefCell::new(rng);
+        Self(Rc::new(Inner { executor: executor.clone(), life, clock, cpu, rng, net, directory }))
+    }
+
+    /// Which life it is.
+    pub fn life(&self) -> LifeId {
+        self.0.life
+    }
+}
+
+impl World for SimWorld {
+    type Disk = SimDisk;
+    type Net = SimNet;
+    type Directory = SimDirectory;
+
+    fn now(&self) -> Nanos {
+        self.0.clock.show(self.0.executor.now())
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.0.clock.wall_ms(self.0.executor.now())
+    }
+
+    async fn sleep_until(&self, at: Nanos) {
+        // Again, because the clock's rate may have changed meanwhile.
+        while self.now() < at {
+            let when = self.0.clock.when(at).max(self.0.executor.now() + Nanos(1));
+            self.0.executor.sleep_until(when).await;
+        }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.0.executor.spawn(self.0.life, task);
+    }
+
+    fn random(&self) -> u64 {
+        self.0.rng.borrow_mut().next()
+    }
+
+    async fn charge(&self, cpu: Nanos) {
+        if cpu > Nanos::ZERO {
+            let done = self.0.cpu.charge(self.0.executor.now(), cpu);
+            self.0.executor.sleep_until(done).await;
+        }
+    }
+
+    fn net(&self) -> &SimNet {
+        &self.0.net
+    }
+
+    fn directory(&self) -> &SimDirectory {
+        &self.0.directory
+    }
+}
