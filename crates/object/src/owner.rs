@@ -94,6 +94,9 @@ pub(crate) struct Inner<W: World, S: Components> {
     joining: RefCell<BTreeMap<(ClientId, u32), Notify>>,
     /// Tickets of operations that takeover rolled forward (R21).
     pub rolled_forward: RefCell<BTreeSet<(ClientId, u32)>>,
+    /// Tickets of operations that no member had undamaged, and that were never acknowledged: a
+    /// member may still list them, but they have not been applied.
+    pub rolled_back: RefCell<BTreeSet<(ClientId, u32)>>,
     /// I/O of guests, for resync to yield to.
     pub guest_ops: Cell<u64>,
     pub resync: RefCell<crate::resync::Progress>,
@@ -131,6 +134,7 @@ impl<W: World, S: Components> Owner<W, S> {
             lease_notify: Notify::default(),
             joining: RefCell::default(),
             rolled_forward: RefCell::default(),
+            rolled_back: RefCell::default(),
             guest_ops: Cell::new(0),
             resync: RefCell::default(),
         }))
@@ -152,14 +156,6 @@ impl<W: World, S: Components> Owner<W, S> {
         self.0.legs.borrow().clone()
     }
 
-    pub fn size_bytes(&self) -> u64 {
-        self.0.record.borrow().size_bytes
-    }
-
-    /// Whether it has stopped, and why.
-    pub fn stopped(&self) -> Option<Stop> {
-        self.0.stopped.borrow().clone()
-    }
 
     pub fn is_stopped(&self) -> bool {
         self.0.stopped.borrow().is_some()
@@ -495,7 +491,11 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Whether an operation of that ticket is on any awaited member.
     async fn was_applied(&self, ticket: Ticket, at: u64) -> Result<bool, Fail> {
-        if self.0.rolled_forward.borrow().contains(&(ticket.client, ticket.number)) {
+        let key = (ticket.client, ticket.number);
+        if self.0.rolled_back.borrow().contains(&key) {
+            return Ok(false);
+        }
+        if self.0.rolled_forward.borrow().contains(&key) {
             return Ok(true);
         }
         let (leg, _) = self.place(at, SECTOR)?;

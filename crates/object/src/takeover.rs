@@ -330,15 +330,15 @@ async fn roll_forward<W: World, S: Components>(
         let active: Vec<Member> =
             leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
         let mut chunks = BTreeSet::new();
+        let mut tickets = BTreeMap::new();
         for member in &active {
             let answer = fenced.get(&member.component).ok_or(Fail::Stopped)?;
             // What this member knows as committed may be less than others know: listing more
             // than needed is only work.
             for op in uncommitted(owner, &End::of(member)).await? {
                 chunks.insert(op.range.chunk());
-                let mut known = owner.0.rolled_forward.borrow_mut();
-                if op.ticket.number != 0 && known.len() < TICKETS_MAX {
-                    known.insert((op.ticket.client, op.ticket.number));
+                if op.ticket.number != 0 && tickets.len() < TICKETS_MAX {
+                    tickets.insert(op.id.seq, (op.ticket.client, op.ticket.number));
                 }
             }
             if answer.doubtful {
@@ -357,8 +357,11 @@ async fn roll_forward<W: World, S: Components>(
             .buffer_unordered(RECONCILE_AT_ONCE);
         let mut work = std::pin::pin!(work);
         while let Some(result) = work.next().await {
-            result?;
+            for seq in result? {
+                owner.0.rolled_back.borrow_mut().extend(tickets.remove(&seq));
+            }
         }
+        owner.0.rolled_forward.borrow_mut().extend(tickets.into_values());
         // Now every active member has the same. The watermark is one that all of them hold, so
         // that a member that falls behind it later is known to have lost something.
         let mut watermark = None;
@@ -399,13 +402,15 @@ async fn uncommitted<W: World, S: Components>(
     }
 }
 
-/// Makes one chunk equal on all active members: per block the highest seq wins (R7).
+/// Makes one chunk equal on all active members: per block the highest seq wins (R7). Returns the
+/// operations that had to be rolled back instead.
 async fn reconcile<W: World, S: Components>(
     owner: &Owner<W, S>,
     chunk: u32,
     ends: &[End],
     trusted: &[bool],
-) -> Result<(), Fail> {
+) -> Result<Vec<Seq>, Fail> {
+    let mut rolled_back = Vec::new();
     let mut tags = Vec::new();
     for end in ends {
         let request = Request::Tags { component: end.component, epoch: owner.0.epoch, chunk };
@@ -423,6 +428,7 @@ async fn reconcile<W: World, S: Components>(
         }
         let block = chunk * BLOCKS_PER_CHUNK + i as u32;
         let (tag, bytes) = best(owner, block, &here, ends, trusted).await?;
+        rolled_back.extend(here.iter().map(|t| t.seq).filter(|&seq| seq > tag.seq));
         for (n, t) in here.iter().enumerate() {
             if t.seq != tag.seq || (t.state == BlockState::Bad && tag.state != BlockState::Bad) {
                 wanted[n].push(CopyBlock { block, tag, bytes: bytes.clone() });
@@ -441,7 +447,7 @@ async fn reconcile<W: World, S: Components>(
             _ => return Err(Fail::Stopped),
         }
     }
-    Ok(())
+    Ok(rolled_back)
 }
 
 /// The version of a block that all members are to have, with its bytes.

@@ -99,6 +99,12 @@ impl Notify {
     }
 }
 
+impl std::fmt::Debug for Notify {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Notify(round {})", self.0.round.get())
+    }
+}
+
 /// See [`Notify::notified`]. Dropping it leaves nothing behind.
 pub struct Notified {
     of: Rc<NotifyInner>,

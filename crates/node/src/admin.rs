@@ -1,0 +1,194 @@
+//! Management between hosts: JSON requests on the control lane. Small, rare, versioned by name.
+
+use crate::status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus};
+use crate::{ManageError, Node};
+use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_object::message::{Reply, Request};
+use atoll_object::objects::AdminHandler;
+use atoll_world::{Components, Lane, Nanos, World};
+use futures_util::FutureExt;
+use serde::{Deserialize, Serialize};
+use std::rc::Rc;
+
+/// How long another host may take to answer.
+const ADMIN_DEADLINE: Nanos = Nanos::from_secs(3);
+/// Events in one answer.
+const EVENTS_PER_REPLY: usize = 1000;
+
+/// A request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "do")]
+pub(crate) enum Ask {
+    /// [`HostStatus`].
+    Status,
+    /// Events after that number of that host.
+    Events { after: u64 },
+    /// Grow an object that the host owns.
+    Grow { object: ObjectId, size_bytes: u64 },
+    /// Start (or with rate 0 stop) a scrub of all its disk groups, or of one object's components.
+    Scrub { object: Option<ObjectId>, bytes_per_second: u64 },
+    /// Pause or limit resync.
+    Resync { paused: bool, bytes_per_second: u64 },
+    /// Become the owner if nobody else is: the object needs care.
+    Adopt { object: ObjectId },
+    /// A block of a member on the asking host is damaged; the owner repairs it.
+    BadBlock { object: ObjectId, component: ComponentId, block: u32 },
+}
+
+/// An answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub(crate) enum Answer {
+    Status { status: Box<HostStatus> },
+    Events { events: Vec<NodeEvent> },
+    Done,
+    Failed { why: String },
+}
+
+impl<W: World, S: Components> Node<W, S> {
+    pub(crate) fn admin_handler(&self) -> AdminHandler {
+        let node = Rc::downgrade(&self.0);
+        Rc::new(move |_from, json| {
+            let node = node.upgrade().map(Node);
+            async move {
+                let answer = match (node, serde_json::from_slice::<Ask>(&json)) {
+                    (None, _) => Answer::Failed { why: "the host is stopping".into() },
+                    (_, Err(error)) => Answer::Failed { why: format!("not understood: {error}") },
+                    (Some(node), Ok(ask)) => node.answer(ask).await,
+                };
+                serde_json::to_vec(&answer).expect("answers have string keys")
+            }
+            .boxed_local()
+        })
+    }
+
+    async fn answer(&self, ask: Ask) -> Answer {
+        match ask {
+            Ask::Status => Answer::Status { status: Box::new(self.status()) },
+            Ask::Events { after } => {
+                Answer::Events { events: self.local_events(after, EVENTS_PER_REPLY) }
+            }
+            Ask::Grow { object, size_bytes } => {
+                match self.0.objects.grow(object, size_bytes).await {
+                    Ok(()) => Answer::Done,
+                    Err(why) => Answer::Failed { why },
+                }
+            }
+            Ask::Scrub { object, bytes_per_second } => {
+                self.scrub_here(object, bytes_per_second);
+                Answer::Done
+            }
+            Ask::Resync { paused, bytes_per_second } => {
+                self.0.objects.set_resync(paused, bytes_per_second);
+                Answer::Done
+            }
+            Ask::BadBlock { object, component, block } => {
+                self.0.objects.on_bad_block(object, component, block);
+                Answer::Done
+            }
+            Ask::Adopt { object } => match self.0.objects.adopt(object).await {
+                Ok(()) => Answer::Done,
+                Err(why) => Answer::Failed { why },
+            },
+        }
+    }
+
+    /// Asks a host (this one too).
+    pub(crate) async fn ask(&self, host: HostId, ask: Ask) -> Result<Answer, ManageError> {
+        let json = serde_json::to_vec(&ask).expect("requests have string keys");
+        let deadline = self.world().now() + ADMIN_DEADLINE;
+        let peers = self.0.objects.peers();
+        let unreachable = || ManageError::Unreachable(self.host_name(host));
+        match peers.call(host, Lane::Control, Request::Admin(json), deadline).await {
+            Ok(Reply::Admin(json)) => match serde_json::from_slice(&json) {
+                Ok(Answer::Failed { why }) => Err(ManageError::Failed(why)),
+                Ok(answer) => Ok(answer),
+                Err(_) => Err(unreachable()),
+            },
+            _ => Err(unreachable()),
+        }
+    }
+
+    /// What this host says of itself.
+    pub fn status(&self) -> HostStatus {
+        let stores = self.0.objects.members().stores();
+        let now = self.world().now();
+        let groups = stores.iter().map(|store| {
+            let (space, counters) = (store.space(), store.counters());
+            let scrub = store.scrub_progress();
+            let failure = self
+                .0
+                .groups
+                .borrow()
+                .iter()
+                .find(|g| g.id == store.group())
+                .map(|g| g.failure.clone())
+                .unwrap_or_default();
+            GroupStatus {
+                id: store.group(),
+                capacity_bytes: space.capacity_bytes,
+                used_bytes: space.used_bytes,
+                free_bytes: space.free_bytes,
+                log_bytes: space.log_bytes,
+                log_fill: f64::from(space.log_fill) / 255.0,
+                failure,
+                checksum_errors: counters.checksum_errors,
+                device_errors: counters.device_errors,
+                ops_written: counters.ops_written,
+                bytes_written: counters.bytes_written,
+                blocks_read: counters.blocks_read,
+                log_batches: counters.log_batches,
+                log_bytes_written: counters.log_bytes,
+                destaged_bytes: counters.destaged_bytes,
+                metadata_bytes: counters.metadata_bytes,
+                blocks_copied_in: counters.blocks_copied_in,
+                scrub_checked: scrub.blocks_checked,
+                scrub_total: scrub.blocks_total,
+                scrub_bad: scrub.blocks_bad,
+                scrub_running: !scrub.idle,
+            }
+        });
+        let objects = self.0.objects.owned().into_iter().map(|o| ObjectStatus {
+            id: o.record.id,
+            epoch: o.record.epoch,
+            resyncing: o.resync.running,
+            resync_bytes_left: o.resync.bytes_left,
+            resync_bytes_done: o.resync.bytes_done,
+            resync_bytes_copied: o.resync.bytes_copied,
+            resync_seconds: now.since(o.resync.since).as_secs_f64(),
+            guest_ops: o.guest_ops,
+        });
+        let (resync_paused, resync_limit) = self.0.objects.resync_settings();
+        HostStatus {
+            id: self.0.config.host,
+            groups: groups.collect(),
+            objects: objects.collect(),
+            components: stores
+                .iter()
+                .flat_map(|s| s.list())
+                .map(|c| (c.id, c.used_bytes))
+                .collect(),
+            open_volumes: self.0.open_volumes.borrow().clone(),
+            resync_paused,
+            resync_limit,
+            uptime_s: now.as_secs_f64(),
+        }
+    }
+
+    /// Starts or stops a scrub on this host.
+    pub(crate) fn scrub_here(&self, object: Option<ObjectId>, bytes_per_second: u64) {
+        let members = self.0.objects.members();
+        for store in members.stores() {
+            match object {
+                None => store.scrub(None, bytes_per_second),
+                Some(object) => {
+                    for status in store.list() {
+                        if status.spec.object == object {
+                            store.scrub(Some(status.id), bytes_per_second);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Care for what nobody asks for: objects without a client that lack redundancy, damaged blocks,
+//! components and records that are left over, and events.
+
+use crate::admin::Ask;
+use crate::status::{NodeEvent, Severity};
+use crate::{EVENTS_MAX, Node};
+use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_format::record::{self, MemberState, ObjectRecord, ObjectState, key};
+use atoll_object::Event;
+use atoll_object::message::{Reply, Request};
+use atoll_world::components::StoreEvent;
+use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
+use atoll_world::{Components, Lane, Nanos, World, sometimes};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How often events are taken over from the layers below.
+const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
+/// How often objects are looked through.
+const CARE_EVERY: Nanos = Nanos::from_secs(2);
+/// How often left-over components are looked for.
+const REAP_EVERY: Nanos = Nanos::from_secs(5);
+/// A component that no record names is kept for this long: a rebuild makes the component before
+/// it writes the record.
+const ORPHAN_AFTER: Nanos = Nanos::from_secs(600);
+/// A volume that has been in the making for this long was given up by its maker.
+const CREATING_MAX_MS: u64 = 120_000;
+/// Bad blocks remembered until an owner takes them.
+const BAD_BLOCKS_MAX: usize = 4096;
+
+impl<W: World, S: Components> Node<W, S> {
+    // ---- events --------------------------------------------------------------------------
+
+    /// Records an event of this host.
+    pub fn note(
+        &self,
+        severity: Severity,
+        kind: &str,
+        object: Option<ObjectId>,
+        message: impl Into<String>,
+    ) {
+        let number = self.0.next_event.get();
+        self.0.next_event.set(number + 1);
+        let mut events = self.0.events.borrow_mut();
+        if events.len() == EVENTS_MAX {
+            events.pop_front();
+        }
+        events.push_back(NodeEvent {
+            number,
+            at_ms: self.world().unix_ms(),
+            host: self.0.config.host,
+            severity,
+            kind: kind.into(),
+            object,
+            message: message.into(),
+        });
+        drop(events);
+        self.0.event_notify.notify_all();
+    }
+
+    /// Events of this host after that number, oldest first, at most `max`.
+    pub fn local_events(&self, after: u64, max: usize) -> Vec<NodeEvent> {
+        let events = self.0.events.borrow();
+        events.iter().filter(|e| e.number > after).take(max).cloned().collect()
+    }
+
+    /// Takes over what the layers below have to tell, and hands damaged blocks to their owners.
+    pub(crate) async fn take_events(self) {
+        loop {
+            self.world().sleep(EVENTS_EVERY).await;
+            for (_, event) in self.0.objects.take_events() {
+                self.note_object_event(event);
+            }
+            for store in self.0.objects.members().stores() {
+                for event in store.take_events() {
+                    self.on_store_event(store.group(), event);
+                }
+            }
+            self.hand_over_bad_blocks().await;
+        }
+    }
+
+    fn note_object_event(&self, event: Event) {
+        use Severity::{Error, Info, Warning};
+        let (severity, kind, object, message) = match event {
+            Event::TakingOver { object, epoch } => {
+                (Info, "taking-over", object, format!("takes over, epoch {}", epoch.0))
+            }
+            Event::TookOver { object, epoch } => {
+                (Info, "took-over", object, format!("owns it now, epoch {}", epoch.0))
+            }
+            Event::OwnerStopped { object, epoch } => {
+                (Info, "owner-stopped", object, format!("no longer owns it, epoch {}", epoch.0))
+            }
+            Event::MemberDropped { object, host, why } => {
+                let host = self.host_name(host);
+                (Warning, "member-dropped", object, format!("copy on {host} left out: {why}"))
+            }
+            Event::ResyncStarted { object, host } => {
+                let host = self.host_name(host);
+                (Info, "resync-started", object, format!("copy on {host} is brought up to date"))
+            }
+            Event::ResyncDone { object, host } => {
+                let host = self.host_name(host);
+                (Info, "resync-done", object, format!("copy on {host} is up to date"))
+            }
+            Event::BlockRepaired { object, host } => {
+                let host = self.host_name(host);
+                (Warning, "block-repaired", object, format!("a damaged block on {host} rewritten"))
+            }
+            Event::BlockLost { object, at } => {
+                (Error, "block-lost", object, format!("no good copy of the block at byte {at}"))
+            }
+        };
+        self.note(severity, kind, Some(object), message);
+    }
+
+    fn on_store_event(&self, group: atoll_format::id::GroupId, event: StoreEvent) {
+        match event {
+            StoreEvent::BadBlock { component, block } => {
+                let object = self.0.objects.members().object_of(component);
+                let message = format!("checksum of block {block} of component {component}");
+                self.note(Severity::Warning, "bad-block", object, message);
+                let mut bad = self.0.bad_blocks.borrow_mut();
+                if bad.len() < BAD_BLOCKS_MAX {
+                    bad.insert((component, block));
+                }
+            }
+            StoreEvent::Failed(why) => {
+                let mut groups = self.0.groups.borrow_mut();
+                if let Some(g) = groups.iter_mut().find(|g| g.id == group && g.healthy) {
+                    g.healthy = false;
+                    g.failure.clone_from(&why);
+                }
+                drop(groups);
+                let message = format!("disk group {group} has failed: {why}");
+                self.note(Severity::Error, "group-failed", None, message);
+                self.0.publish_now.notify_all();
+            }
+            StoreEvent::LogDamage(what) => {
+                let message = format!("disk group {group}: {what}");
+                self.note(Severity::Warning, "log-damage", None, message);
+            }
+            StoreEvent::Slow(what) => {
+                let message = format!("disk group {group}: {what}");
+                self.note(Severity::Warning, "slow-device", None, message);
+            }
+        }
+    }
+
+    /// A damaged block is repaired by its object's owner. Without one, this host becomes it.
+    async fn hand_over_bad_blocks(&self) {
+        let bad: Vec<(ComponentId, u32)> =
+            self.0.bad_blocks.borrow().iter().take(64).copied().collect();
+        for (component, block) in bad {
+            let Some(object) = self.0.objects.members().object_of(component) else {
+                self.0.bad_blocks.borrow_mut().remove(&(component, block));
+                continue;
+            };
+            if self.0.objects.owns(object) {
+                self.0.objects.on_bad_block(object, component, block);
+            } else if !self.owner_is_alive(object).await {
+                let _ = self.0.objects.adopt(object).await;
+                continue;
+            } else {
+                self.tell_owner_of_bad_block(object, component, block).await;
+            }
+            self.0.bad_blocks.borrow_mut().remove(&(component, block));
+        }
+    }
+
+    /// The owner finds the damage by reading the block from this member.
+    async fn tell_owner_of_bad_block(&self, object: ObjectId, component: ComponentId, block: u32) {
+        let Ok(Some((record, _))) = self.object_record(object).await else { return };
+        let Some(owner) = record.owner else { return };
+        sometimes!("care.bad_block_told_to_owner");
+        let _ = self.ask(owner.host, Ask::BadBlock { object, component, block }).await;
+    }
+
+    async fn owner_is_alive(&self, object: ObjectId) -> bool {
+        match self.object_record(object).await {
+            Ok(Some((record, _))) => {
+                record.owner.is_some_and(|o| self.is_alive_life(o.host, o.incarnation))
+            }
+            // In doubt leave it alone.
+            Ok(None) | Err(_) => true,
+        }
+    }
+
+    fn is_alive_life(&self, host: HostId, incarnation: atoll_format::id::Incarnation) -> bool {
+        if host == self.0.config.host {
+            return incarnation == self.0.incarnation;
+        }
+        let peer = self.0.objects.peers().peer(host);
+        peer.connected && peer.incarnation.is_none_or(|i| i == incarnation)
+    }
+
+    // ---- objects without a client --------------------------------------------------------
+
+    /// Takes over objects that lack redundancy and have no living owner, so that they heal.
+    pub(crate) async fn care_for_objects(self) {
+        loop {
+            self.world().sleep(CARE_EVERY).await;
+            let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            for entry in listing.entries {
+                let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
+                    continue;
+                };
+                if self.needs_me(&record) {
+                    sometimes!("care.adopts_an_object");
+                    let _ = self.0.objects.adopt(record.id).await;
+                }
+            }
+        }
+    }
+
+    fn needs_me(&self, record: &ObjectRecord) -> bool {
+        let degraded = record.members().any(|(_, m)| !m.state.is_active());
+        if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
+            return false;
+        }
+        if record.owner.is_some_and(|o| self.is_alive_life(o.host, o.incarnation)) {
+            return false;
+        }
+        // The first living host with an active copy; if it is not this one, that one does it.
+        let first = record
+            .members()
+            .filter(|(_, m)| m.state.is_active() && self.is_alive(m.host))
+            .map(|(_, m)| m.host)
+            .min();
+        first == Some(self.0.config.host)
+    }
+
+    // ---- what is left over ---------------------------------------------------------------
+
+    /// Finishes deletions, and removes components that no record names.
+    pub(crate) async fn reap(self) {
+        let mut orphans: BTreeMap<ComponentId, Nanos> = BTreeMap::new();
+        loop {
+            self.world().sleep(REAP_EVERY).await;
+            let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let mut named = BTreeSet::new();
+            for entry in &listing.entries {
+                let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
+                    continue;
+                };
+                named.extend(record.members().map(|(_, m)| m.component));
+                match record.state {
+                    ObjectState::Deleting => self.finish_delete(&record, entry.modified).await,
+                    ObjectState::Creating => self.give_up_creating(&record, entry.modified).await,
+                    ObjectState::Ready => {}
+                }
+            }
+            let now = self.world().now();
+            let here = self.0.objects.members().components();
+            orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.contains(id));
+            for (component, object) in here {
+                if named.contains(&component) {
+                    continue;
+                }
+                let since = *orphans.entry(component).or_insert(now);
+                if now.since(since) > ORPHAN_AFTER {
+                    self.remove_orphan(component, object).await;
+                }
+            }
+        }
+    }
+
+    /// Deletes the components of an object whose name is gone, then its record. Only one host
+    /// does so at a time by choice; doing it twice does no harm.
+    pub(crate) async fn finish_delete(&self, record: &ObjectRecord, revision: Revision) {
+        let first = self.0.hosts.borrow().keys().copied().find(|&id| self.is_alive(id));
+        if first.is_some_and(|id| id != self.0.config.host) {
+            return;
+        }
+        for (_, member) in record.members() {
+            if !self.0.hosts.borrow().contains_key(&member.host) {
+                continue;
+            }
+            let lost = matches!(member.state, MemberState::Absent { lost: true, .. });
+            let request = Request::Delete { component: member.component, epoch: record.epoch };
+            let deadline = self.world().now() + Nanos::from_secs(3);
+            let peers = self.0.objects.peers();
+            let reply = peers.call(member.host, Lane::Control, request, deadline).await;
+            if !matches!(reply, Ok(Reply::Done)) && !lost {
+                return;
+            }
+        }
+        let key = key::object(record.id);
+        let txn = Txn {
+            compares: vec![Compare { key: key.clone(), modified: revision }],
+            changes: vec![Change::Delete(key)],
+        };
+        let _ = self.world().directory().txn(txn).await;
+    }
+
+    async fn give_up_creating(&self, record: &ObjectRecord, revision: Revision) {
+        let name = key::volume(&record.name);
+        let Ok(Some(entry)) = self.world().directory().get(&name).await else { return };
+        let Ok(volume) = record::decode::<record::VolumeRecord>(&name, &entry.value) else {
+            return;
+        };
+        let age = self.world().unix_ms().saturating_sub(volume.created_ms);
+        if volume.object != record.id || age < CREATING_MAX_MS {
+            return;
+        }
+        let mut record = record.clone();
+        record.state = ObjectState::Deleting;
+        record.epoch.0 += 1;
+        let object = key::object(record.id);
+        let txn = Txn {
+            compares: vec![
+                Compare { key: object.clone(), modified: revision },
+                Compare { key: name.clone(), modified: entry.modified },
+            ],
+            changes: vec![Change::Put(object, record::encode(&record)), Change::Delete(name)],
+        };
+        let _ = self.world().directory().txn(txn).await;
+    }
+
+    /// Removes a component that no record has named for long. Believed only after a transaction
+    /// that writes has confirmed the record as it was read (a plain read may be stale).
+    async fn remove_orphan(&self, component: ComponentId, object: ObjectId) {
+        let Ok(found) = self.object_record(object).await else { return };
+        if found.as_ref().is_some_and(|(r, _)| r.members().any(|(_, m)| m.component == component)) {
+            return;
+        }
+        let modified = found.map_or(Revision(0), |(_, revision)| revision);
+        let txn = Txn {
+            compares: vec![Compare { key: key::object(object), modified }],
+            changes: vec![Change::Put(
+                format!("reaped/{}", self.0.config.host),
+                component.to_string().into_bytes(),
+            )],
+        };
+        if let Ok(TxnReply::Done(_)) = self.world().directory().txn(txn).await {
+            sometimes!("care.orphan_removed");
+            for store in self.0.objects.members().stores() {
+                if store.status(component).is_ok() {
+                    let epoch = store.status(component).map(|s| s.promise.fenced);
+                    let Ok(epoch) = epoch else { continue };
+                    let request = Request::Delete { component, epoch };
+                    self.0.objects.members().handle(self.0.config.host, request).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Membership: this host's record in the directory, everybody else's, and what they say.
+
+use crate::admin::{Answer, Ask};
+use crate::{Node, status::HostStatus};
+use atoll_format::id::HostId;
+use atoll_format::record::{self, HostRecord, RECORD_VERSION, key};
+use atoll_object::placement::{GroupView, HostView};
+use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply, Watch};
+use atoll_world::{Components, Nanos, World};
+use futures_util::future::select;
+use std::collections::BTreeMap;
+
+/// Between attempts to reach the directory.
+const RETRY_EVERY: Nanos = Nanos::from_ms(500);
+/// A watch that says nothing for this long is doubted: list again.
+const RELIST_EVERY: Nanos = Nanos::from_secs(30);
+/// How often hosts are asked how they are.
+const POLL_EVERY: Nanos = Nanos::from_secs(2);
+/// A status older than this says nothing about now.
+const STATUS_FRESH: Nanos = Nanos::from_secs(8);
+
+impl<W: World, S: Components> Node<W, S> {
+    fn record(&self) -> HostRecord {
+        let config = &self.0.config;
+        HostRecord {
+            version: RECORD_VERSION,
+            id: config.host,
+            name: config.name.clone(),
+            fault_domain: config.fault_domain.clone(),
+            incarnation: self.0.incarnation,
+            peers: config.peers.clone(),
+            api: config.api.clone(),
+            groups: self.0.groups.borrow().clone(),
+            release: config.release.clone(),
+        }
+    }
+
+    /// Keeps this host's record in the directory true, whenever it changes.
+    pub(crate) async fn publish(self) {
+        let key = key::host(self.0.config.host);
+        let mut revision = Revision(0);
+        loop {
+            let changed = self.0.publish_now.notified();
+            let txn = Txn {
+                compares: vec![Compare { key: key.clone(), modified: revision }],
+                changes: vec![Change::Put(key.clone(), record::encode(&self.record()))],
+            };
+            match self.world().directory().txn(txn).await {
+                Ok(TxnReply::Done(at)) => {
+                    revision = at;
+                    self.0.host_revision.set(at);
+                    changed.await;
+                }
+                // An earlier life's record, or an attempt whose answer was lost. A host id belongs
+                // to one data directory, which is locked: nobody else writes this key.
+                Ok(TxnReply::Conflict(found)) => {
+                    let entry = found.into_iter().next().and_then(|(_, entry)| entry);
+                    revision = entry.map_or(Revision(0), |e| e.modified);
+                }
+                Err(_) => self.world().sleep(RETRY_EVERY).await,
+            }
+        }
+    }
+
+    /// Whether this host's record has been written in this life.
+    pub fn is_published(&self) -> bool {
+        self.0.host_revision.get() > Revision(0)
+    }
+
+    /// Keeps the list of hosts up to date: a watch, and a fresh list whenever in doubt.
+    pub(crate) async fn watch_hosts(self) {
+        loop {
+            let Ok(listing) = self.world().directory().list(key::HOSTS).await else {
+                self.world().sleep(RETRY_EVERY).await;
+                continue;
+            };
+            let hosts: Vec<HostRecord> = listing
+                .entries
+                .iter()
+                .filter_map(|e| record::decode(&e.key, &e.value).ok())
+                .collect();
+            self.set_hosts(hosts);
+            let Ok(mut watch) =
+                self.world().directory().watch(key::HOSTS, listing.revision).await
+            else {
+                self.world().sleep(RETRY_EVERY).await;
+                continue;
+            };
+            // A change only says that a new list is worth while: late, double or lost events do
+            // no harm.
+            let until = self.world().now() + RELIST_EVERY;
+            if let Ok(Err(_)) = self.world().timeout_at(until, watch.next()).await {
+                self.world().sleep(RETRY_EVERY).await;
+            }
+        }
+    }
+
+    fn set_hosts(&self, records: Vec<HostRecord>) {
+        let peers = self.0.objects.peers();
+        let mut hosts = BTreeMap::new();
+        for record in records {
+            if record.id != self.0.config.host {
+                peers.set_peer(record.id, record.peers.clone());
+            }
+            hosts.insert(record.id, record);
+        }
+        let gone: Vec<HostId> =
+            self.0.hosts.borrow().keys().filter(|id| !hosts.contains_key(id)).copied().collect();
+        for id in gone {
+            peers.remove_peer(id);
+            self.0.statuses.borrow_mut().remove(&id);
+        }
+        *self.0.hosts.borrow_mut() = hosts;
+        self.refresh_inventory();
+    }
+
+    /// Asks every host how it is, again and again.
+    pub(crate) async fn poll_statuses(self) {
+        loop {
+            let mut ids: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
+            if !ids.contains(&self.0.config.host) {
+                ids.push(self.0.config.host);
+            }
+            let node = &self;
+            let asks = ids.iter().map(|&id| async move { (id, self_ask(node, id).await) });
+            for (id, status) in futures_util::future::join_all(asks).await {
+                if let Some(status) = status {
+                    let now = self.world().now();
+                    self.0.statuses.borrow_mut().insert(id, (now, status));
+                }
+            }
+            self.refresh_inventory();
+            let changed = self.0.objects.peers().changed().notified();
+            let tick = std::pin::pin!(self.world().sleep(POLL_EVERY));
+            select(changed, tick).await;
+            // Many changes at once are one reason to ask.
+            self.world().sleep(POLL_EVERY / 20).await;
+        }
+    }
+
+    /// Whether a host can be reached now.
+    pub fn is_alive(&self, host: HostId) -> bool {
+        host == self.0.config.host || self.0.objects.peers().peer(host).connected
+    }
+
+    fn refresh_inventory(&self) {
+        let now = self.world().now();
+        let statuses = self.0.statuses.borrow();
+        let hosts = self.0.hosts.borrow();
+        let views = hosts.values().map(|h| {
+            let status = statuses.get(&h.id).filter(|(at, _)| now.since(*at) < STATUS_FRESH);
+            let groups = h.groups.iter().map(|g| {
+                let said = status.and_then(|(_, s)| s.groups.iter().find(|s| s.id == g.id));
+                GroupView {
+                    id: g.id,
+                    healthy: g.healthy,
+                    capacity_bytes: said.map_or(g.capacity_bytes, |s| s.capacity_bytes),
+                    // Unknown space is no space: nothing is placed on a guess.
+                    free_bytes: said.map_or(0, |s| s.free_bytes),
+                }
+            });
+            HostView {
+                id: h.id,
+                name: h.name.clone(),
+                fault_domain: h.fault_domain.clone(),
+                alive: self.is_alive(h.id),
+                maintenance: false,
+                groups: groups.collect(),
+            }
+        });
+        let views = views.collect();
+        self.0.objects.set_inventory(views);
+    }
+
+    /// The cluster's hosts: record, whether alive, and the last status if it is fresh.
+    pub fn hosts(&self) -> Vec<(HostRecord, bool, Option<HostStatus>)> {
+        let now = self.world().now();
+        let statuses = self.0.statuses.borrow();
+        let hosts = self.0.hosts.borrow();
+        let all = hosts.values().map(|h| {
+            let status = statuses.get(&h.id).filter(|(at, _)| now.since(*at) < STATUS_FRESH);
+            (h.clone(), self.is_alive(h.id), status.map(|(_, s)| s.clone()))
+        });
+        all.collect()
+    }
+
+    pub(crate) fn host_name(&self, id: HostId) -> String {
+        self.0.hosts.borrow().get(&id).map_or_else(|| id.to_string(), |h| h.name.clone())
+    }
+}
+
+async fn self_ask<W: World, S: Components>(
+    node: &Node<W, S>,
+    id: HostId,
+) -> Option<HostStatus> {
+    if id == node.0.config.host {
+        return Some(node.status());
+    }
+    match node.ask(id, Ask::Status).await {
+        Ok(Answer::Status { status }) => Some(*status),
+        _ => None,
+    }
+}

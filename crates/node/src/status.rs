@@ -1,0 +1,126 @@
+//! What hosts tell each other about themselves: facts for people and for placement, refreshed
+//! every two seconds, never the ground of a decision about data.
+
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How much an event matters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Good to know.
+    Info,
+    /// Redundancy or speed is less than it should be.
+    Warning,
+    /// Data cannot be reached, or a device has failed.
+    Error,
+}
+
+/// Something that happened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeEvent {
+    /// Rises per host.
+    pub number: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// Which host saw it.
+    pub host: HostId,
+    /// How much it matters.
+    pub severity: Severity,
+    /// `member-dropped`, `resync-done`, ...
+    pub kind: String,
+    /// The object, if it is about one.
+    pub object: Option<ObjectId>,
+    /// For people.
+    pub message: String,
+}
+
+/// One disk group now.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct GroupStatus {
+    /// Which.
+    pub id: GroupId,
+    /// Bytes in all.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes left.
+    pub free_bytes: u64,
+    /// Size of the write log.
+    pub log_bytes: u64,
+    /// Part of the log in use, 0 to 1.
+    pub log_fill: f64,
+    /// Empty unless it has failed.
+    pub failure: String,
+    /// Checksums that did not match since the host started.
+    pub checksum_errors: u64,
+    /// Errors of its devices since the host started.
+    pub device_errors: u64,
+    /// Operations appended since the host started.
+    pub ops_written: u64,
+    /// Payload bytes appended since the host started.
+    pub bytes_written: u64,
+    /// Blocks read for callers since the host started.
+    pub blocks_read: u64,
+    /// Log batches written since the host started.
+    pub log_batches: u64,
+    /// Bytes written to the log, headers included.
+    pub log_bytes_written: u64,
+    /// Bytes moved to capacity.
+    pub destaged_bytes: u64,
+    /// Bytes of metadata written.
+    pub metadata_bytes: u64,
+    /// Blocks put in by resync and repair.
+    pub blocks_copied_in: u64,
+    /// Scrub: blocks looked at in this pass.
+    pub scrub_checked: u64,
+    /// Scrub: blocks to look at.
+    pub scrub_total: u64,
+    /// Scrub: blocks that did not match.
+    pub scrub_bad: u64,
+    /// Scrub: a pass is running.
+    pub scrub_running: bool,
+}
+
+/// One object as its owner sees it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ObjectStatus {
+    /// Which.
+    pub id: ObjectId,
+    /// The owner's epoch.
+    pub epoch: Epoch,
+    /// A member is being brought up to date.
+    pub resyncing: bool,
+    /// Upper bound of what is left, in bytes.
+    pub resync_bytes_left: u64,
+    /// Compared or copied so far in this run.
+    pub resync_bytes_done: u64,
+    /// Copied since this owner began.
+    pub resync_bytes_copied: u64,
+    /// Seconds that this run has taken so far.
+    pub resync_seconds: f64,
+    /// Reads and writes of guests since this owner began.
+    pub guest_ops: u64,
+}
+
+/// One host now.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Which.
+    pub id: HostId,
+    /// Its disk groups.
+    pub groups: Vec<GroupStatus>,
+    /// Objects it owns.
+    pub objects: Vec<ObjectStatus>,
+    /// Bytes of capacity that each of its components uses.
+    pub components: BTreeMap<ComponentId, u64>,
+    /// Volumes that its front ends have open, with the number of clients.
+    pub open_volumes: BTreeMap<ObjectId, u32>,
+    /// Resync is paused on it.
+    pub resync_paused: bool,
+    /// Bytes per second that resync may use; 0: no limit.
+    pub resync_limit: u64,
+    /// Seconds since it started.
+    pub uptime_s: f64,
+}
