@@ -5,7 +5,7 @@ import time
 from harness import ClusterTest, row
 from load import Load
 
-LEASE_S = 3.0  # crates/object/src/limits.rs
+LEASE_S = 2.5  # LEASE in crates/object/src/limits.rs
 MEMBER_S, OWNER_S = 2.0, 10.0
 
 
