@@ -459,7 +459,11 @@ fn put_bytes(body: &mut Vec<u8>, bytes: &[u8]) {
 }
 /// Sentences are cut at the bound: they may quote what somebody else has sent.
 fn put_text(body: &mut Vec<u8>, text: &str) {
-    put_bytes(body, &text.as_bytes()[..text.floor_char_boundary(KEY_MAX)]);
+    let mut end = text.len().min(KEY_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    put_bytes(body, &text.as_bytes()[..end]);
 }
 fn put_option(body: &mut Vec<u8>, bytes: Option<&[u8]>) {
     body.push(u8::from(bytes.is_some()));

@@ -153,8 +153,11 @@ fn open(medium: &Medium) -> Result<(DirectoryFile, DirectoryState), FileError> {
     DirectoryFile::open_backend(here(), medium.clone())
 }
 
+/// Key, revision, length and first byte of every entry.
+type Shown = (Revision, Vec<(String, Revision, usize, Option<u8>)>);
+
 /// All that a directory holds; values as (length, first byte), so that failures can be read.
-fn entries(state: &DirectoryState) -> (Revision, Vec<(String, Revision, usize, Option<u8>)>) {
+fn entries(state: &DirectoryState) -> Shown {
     let short = |e: Entry| {
         assert!(e.key == "always" || e.value.windows(2).all(|w| w[0] == w[1]));
         (e.key, e.modified, e.value.len(), e.value.first().copied())
@@ -274,8 +277,7 @@ fn quietly() {
 }
 
 /// An image after a clean end and one after a power cut, with what they hold.
-#[allow(clippy::type_complexity, reason = "only here")]
-fn images() -> [(Vec<u8>, (Revision, Vec<(String, Revision, usize, Option<u8>)>)); 2] {
+fn images() -> [(Vec<u8>, Shown); 2] {
     let medium = fresh();
     let (mut file, mut state) = open(&medium).expect("a good image");
     assert!(load(&mut file, &mut state, &mut Chance(5), 12).is_none());

@@ -3,4 +3,4 @@
 //!
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
-// pub mod directory;
+pub mod directory;
