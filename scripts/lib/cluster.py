@@ -64,7 +64,7 @@ class Cluster:
 
     def cli(self, *words, host=1, timeout_s=60.0, check=True):
         """Runs `atoll WORDS` against one host."""
-        return run([ATOLL, "--endpoint", f"unix:{self.api(host)}", *words],
+        return run([ATOLL, "--endpoint", self.api(host), *words],
                    timeout_s=timeout_s, check=check)
 
     def get(self, *words, host=1, timeout_s=30.0):

@@ -116,7 +116,7 @@ class Images(ClusterTest):
         self.refused("volume", "import", "right", qcow2, says="image.qcow2")
         self.refused("volume", "import", "small", raw, says=["small|larger|fit"])
         self.refused("volume", "import", "right", os.path.join(self.directory, "nothing"), says="nothing")
-        self.refused("volume", "import", "absent", raw, status=NOT_FOUND)
+        self.refused("volume", "import", "absent", raw, "--existing", status=NOT_FOUND)
         self.refused("volume", "import", "right", self.directory)
 
     @row("issue: Ctrl-C at any time; during an import")
