@@ -163,8 +163,8 @@ impl<W: World, S: Components> Members<W, S> {
                 }
                 Reply::Done
             }
-            Request::Fence { object, component, epoch, incarnation } => {
-                self.fence(from, object, component, epoch, incarnation).await?
+            Request::Fence { object, component, epoch } => {
+                self.fence(from, object, component, epoch).await?
             }
             Request::Attach { component, session } => {
                 let store = self.store(component)?;
@@ -228,7 +228,6 @@ impl<W: World, S: Components> Members<W, S> {
         object: ObjectId,
         component: ComponentId,
         epoch: Epoch,
-        incarnation: Incarnation,
     ) -> Result<Reply, StoreError> {
         let store = self.store(component)?;
         self.0.grants.borrow_mut().fence(object, epoch);
@@ -236,7 +235,7 @@ impl<W: World, S: Components> Members<W, S> {
         // get no acknowledgement from this member.
         store.fence(component, epoch).await?;
         loop {
-            let clear_at = self.0.grants.borrow().clear_at(object, epoch, from, incarnation);
+            let clear_at = self.0.grants.borrow().clear_at(object, epoch, from);
             if self.0.world.now() >= clear_at {
                 break;
             }

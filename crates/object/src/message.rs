@@ -48,8 +48,6 @@ pub enum Request {
         component: ComponentId,
         /// The new owner's.
         epoch: Epoch,
-        /// The new owner's host's life.
-        incarnation: Incarnation,
     },
     /// Opens a session (R2).
     Attach {
@@ -387,11 +385,10 @@ impl Message for Request {
                 e.list(&objects, |e, object| e.u64(object.0));
                 2
             }
-            Self::Fence { object, component, epoch, incarnation } => {
+            Self::Fence { object, component, epoch } => {
                 e.u64(object.0);
                 e.u64(component.0);
                 e.u32(epoch.0);
-                e.u64(incarnation.0);
                 3
             }
             Self::Attach { component, session } => {
@@ -547,7 +544,6 @@ impl Message for Request {
                 object: ObjectId(d.u64()?),
                 component: ComponentId(d.u64()?),
                 epoch: Epoch(d.u32()?),
-                incarnation: Incarnation(d.u64()?),
             },
             4 => Self::Attach { component: ComponentId(d.u64()?), session: dec_session(d)? },
             5 => Self::Uncommitted {

@@ -18,7 +18,7 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
 use atoll_format::checksum::block_crcs;
-use atoll_format::id::{ClientId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket};
+use atoll_format::id::{ClientId, ComponentId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, SECTOR};
@@ -100,6 +100,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     /// I/O of guests, for resync to yield to.
     pub guest_ops: Cell<u64>,
     pub resync: RefCell<crate::resync::Progress>,
+    /// When a member whose resync failed may be tried again.
+    pub next_try: RefCell<BTreeMap<ComponentId, Nanos>>,
 }
 
 /// The answer of one member to one append.
@@ -137,6 +139,7 @@ impl<W: World, S: Components> Owner<W, S> {
             rolled_back: RefCell::default(),
             guest_ops: Cell::new(0),
             resync: RefCell::default(),
+            next_try: RefCell::default(),
         }))
     }
 

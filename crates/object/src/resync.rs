@@ -16,7 +16,7 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
-use atoll_world::{Components, Lane, Nanos, World, buf, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, buf, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -52,6 +52,18 @@ impl End {
 /// Blocks per message: keeps a copy's payload at half a chunk.
 const COPY_BLOCKS_MAX: usize = 128;
 
+/// After a resync that failed, the member is left alone for this long.
+const READMIT_AFTER: Nanos = Nanos::from_secs(2);
+
+/// Where an absent member's component is.
+enum Found {
+    Here,
+    /// Its host cannot be asked.
+    Away,
+    /// Its host has lost it.
+    Lost,
+}
+
 /// How long a resync that yields to guests sleeps at most per chunk: its floor.
 const YIELD_MAX: Nanos = Nanos::from_ms(40);
 
@@ -82,13 +94,24 @@ impl<W: World, S: Components> Owner<W, S> {
             match member.role {
                 Role::Resyncing { from } => {
                     if self.resync(leg, member.slot, from).await.is_err() && !self.is_stopped() {
+                        // Not at once again: a full disk group refuses for a while.
+                        let next_try = self.now() + READMIT_AFTER;
+                        self.0.next_try.borrow_mut().insert(member.component, next_try);
                         self.on_trouble(leg, member.slot, member.session, Trouble::Link);
                         self.world().sleep(RETRY_EVERY).await;
                     }
                     return true;
                 }
-                Role::Absent { since } if self.is_back(member).await => {
-                    return self.readmit(leg, member, since).await;
+                Role::Absent { since } => {
+                    let next_try = self.0.next_try.borrow().get(&member.component).copied();
+                    if next_try.is_some_and(|at| self.now() < at) {
+                        continue;
+                    }
+                    match self.look_for(member).await {
+                        Found::Here => return self.readmit(leg, member, since).await,
+                        Found::Lost => self.record_loss(member.component).await,
+                        Found::Away => {}
+                    }
                 }
                 _ => {}
             }
@@ -97,13 +120,29 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// Whether an absent member's component can be used again.
-    async fn is_back(&self, member: &Member) -> bool {
+    async fn look_for(&self, member: &Member) -> Found {
         if !self.0.ctx.peers().peer(member.host).connected && member.host != self.0.ctx.host {
-            return false;
+            return Found::Away;
         }
         let request = Request::Status { component: member.component };
-        let reply = self.call(member.host, Lane::Control, request, CALL_DEADLINE).await;
-        matches!(reply, Ok(Reply::Status(_)))
+        match self.call(member.host, Lane::Control, request, CALL_DEADLINE).await {
+            Ok(Reply::Status(_)) => Found::Here,
+            Ok(Reply::Failed(StoreError::NoComponent(_) | StoreError::Failed(_))) => Found::Lost,
+            _ => Found::Away,
+        }
+    }
+
+    /// Its host is there and does not have it any more: no reason to wait for the repair delay.
+    async fn record_loss(&self, component: ComponentId) {
+        let _ = self
+            .change(|record| match state_of(record, component) {
+                Some(MemberState::Absent { lost, .. }) if !*lost => {
+                    *lost = true;
+                    true
+                }
+                _ => false,
+            })
+            .await;
     }
 
     /// absent -> resyncing, confirmed; then the member is attached, and receives (R3).

@@ -21,7 +21,7 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::owner::{Fail, Owner};
 use crate::resync::End;
-use atoll_format::id::{ObjectId, Seq, Session};
+use atoll_format::id::{ComponentId, ObjectId, Seq, Session};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::record::{self, MemberRecord, MemberState, ObjectRecord, ObjectState, key};
 use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_EPOCH_GAP};
@@ -112,9 +112,9 @@ pub(crate) async fn take_over<W: World, S: Components>(
     let (record, revision) = confirm(world, next, revision).await?;
     ctx.event(Event::TakingOver { object: record.id, epoch: record.epoch });
 
-    let fenced = fence_all(ctx, &record).await?;
+    let (fenced, lost) = fence_all(ctx, &record).await?;
     let resyncing = attach_resyncing(ctx, &record).await;
-    let (record, committed) = settle(ctx, record, &fenced, &resyncing)?;
+    let (record, committed) = settle(ctx, record, &fenced, &lost, &resyncing);
     let (record, revision) = confirm(world, record, revision).await?;
 
     let owner = build(ctx, record, revision, &fenced, &resyncing, &committed);
@@ -128,14 +128,14 @@ pub(crate) async fn take_over<W: World, S: Components>(
     }
 }
 
-type Answers = BTreeMap<atoll_format::id::ComponentId, Fenced>;
+type Answers = BTreeMap<ComponentId, Fenced>;
 
 /// Fences and attaches every active member. Returns when all have answered, or when the rest
 /// cannot be reached and every leg has one.
 async fn fence_all<W: World, S: Components>(
     ctx: &Rc<Ctx<W, S>>,
     record: &ObjectRecord,
-) -> Result<Answers, TakeoverError> {
+) -> Result<(Answers, BTreeSet<ComponentId>), TakeoverError> {
     let active: Vec<(usize, MemberRecord)> = record
         .members()
         .filter(|(_, m)| m.state.is_active())
@@ -144,6 +144,7 @@ async fn fence_all<W: World, S: Components>(
     let calls = active.iter().map(|(_, member)| fence_one(ctx, record, *member));
     let answers = futures_util::future::join_all(calls).await;
     let mut fenced = Answers::new();
+    let mut lost = BTreeSet::new();
     for ((_, member), answer) in active.iter().zip(answers) {
         match answer {
             Ok(answer) => {
@@ -151,6 +152,9 @@ async fn fence_all<W: World, S: Components>(
             }
             Err(Refusal::Newer) => return Err(TakeoverError::Lost),
             Err(Refusal::Unreachable) => {}
+            Err(Refusal::Lost) => {
+                lost.insert(member.component);
+            }
         }
     }
     for (leg, members) in record.legs.iter().enumerate() {
@@ -168,14 +172,16 @@ async fn fence_all<W: World, S: Components>(
             )));
         }
     }
-    Ok(fenced)
+    Ok((fenced, lost))
 }
 
 enum Refusal {
     /// A higher epoch was promised.
     Newer,
-    /// No answer in time, or the store does not have it.
+    /// No answer in time.
     Unreachable,
+    /// Its disk group has failed or does not have it.
+    Lost,
 }
 
 async fn fence_one<W: World, S: Components>(
@@ -185,8 +191,7 @@ async fn fence_one<W: World, S: Components>(
 ) -> Result<Fenced, Refusal> {
     let world = &ctx.world;
     let (component, epoch) = (member.component, record.epoch);
-    let fence =
-        || Request::Fence { object: record.id, component, epoch, incarnation: ctx.incarnation };
+    let fence = || Request::Fence { object: record.id, component, epoch };
     let until = world.now() + FENCE_DEADLINE;
     // A host that cannot be reached gets a moment to come up, not the whole wait of a lease.
     let reach_until = world.now() + MEND;
@@ -195,6 +200,9 @@ async fn fence_one<W: World, S: Components>(
             Ok(Reply::Promise { .. }) => break,
             Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {
                 return Err(Refusal::Newer);
+            }
+            Ok(Reply::Failed(StoreError::NoComponent(_) | StoreError::Failed(_))) => {
+                return Err(Refusal::Lost);
             }
             Ok(Reply::Failed(_)) => return Err(Refusal::Unreachable),
             _ if world.now() > reach_until => return Err(Refusal::Unreachable),
@@ -241,8 +249,9 @@ fn settle<W: World, S: Components>(
     ctx: &Rc<Ctx<W, S>>,
     mut record: ObjectRecord,
     fenced: &Answers,
+    lost: &BTreeSet<ComponentId>,
     resyncing: &Answers,
-) -> Result<(ObjectRecord, Vec<Seq>), TakeoverError> {
+) -> (ObjectRecord, Vec<Seq>) {
     let at_ms = ctx.world.unix_ms();
     let mut newest = record.seq_base;
     let mut committed = Vec::new();
@@ -255,7 +264,7 @@ fn settle<W: World, S: Components>(
             |a: &Fenced| !a.doubtful && a.promise.newest >= watermark;
         let any_sound = answers().any(sound);
         for member in &mut leg.members {
-            let lost = false;
+            let lost = lost.contains(&member.component);
             match (member.state, fenced.get(&member.component)) {
                 (MemberState::Active, None) => {
                     sometimes!("takeover.drops_an_unreachable_member");
@@ -284,7 +293,7 @@ fn settle<W: World, S: Components>(
     // Never below what any earlier epoch can have used, also towards members that are away now
     // (`store.md` rule 7).
     record.seq_base = Seq(newest.0 + SEQ_EPOCH_GAP);
-    Ok((record, committed))
+    (record, committed)
 }
 
 fn build<W: World, S: Components>(
