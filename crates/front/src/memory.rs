@@ -53,7 +53,7 @@ impl MemoryVolume {
         let info = self.0.info.get();
         let block = u64::from(info.min_block);
         let inside = at.checked_add(len).is_some_and(|end| end <= info.size_bytes);
-        if !inside || at % block != 0 || len % block != 0 {
+        if !inside || !at.is_multiple_of(block) || !len.is_multiple_of(block) {
             return Err(VolumeError::OutOfRange { at, len });
         }
         Ok(())

@@ -30,12 +30,12 @@ pub(super) mod opt {
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
     pub const STRUCTURED_REPLY: u32 = 8;
-    pub const LIST_META_CONTEXT: u32 = 10;
-    pub const SET_META_CONTEXT: u32 = 11;
+    pub const LIST_META_CONTEXT: u32 = 9;
+    pub const SET_META_CONTEXT: u32 = 10;
     #[cfg(test)]
     pub const STARTTLS: u32 = 5;
     #[cfg(test)]
-    pub const EXTENDED_HEADERS: u32 = 12;
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Answers to options.
@@ -213,6 +213,15 @@ pub(super) fn name(bytes: &[u8]) -> Result<&str, BadOption> {
         return Err(BadOption::TooBig);
     }
     std::str::from_utf8(bytes).map_err(|_| BadOption::Utf8)
+}
+
+/// As much of the front of `text` as fits into `max` bytes.
+pub(super) fn shortened(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Data of `INFO` and `GO`.

@@ -24,3 +24,6 @@ mod run;
 mod session;
 
 pub use pump::{Ended, Server, Stats};
+
+#[cfg(test)]
+mod fuzz;

@@ -137,7 +137,7 @@ impl Replies {
             codec::put_simple_reply(bytes, cookie, failure.errno as u32);
             return;
         }
-        let text = shortened(&failure.message).as_bytes();
+        let text = codec::shortened(&failure.message, MESSAGE_BYTES_MAX).as_bytes();
         let kind = if failure.at.is_some() { chunk::ERROR_OFFSET } else { chunk::ERROR };
         let len = 6 + text.len() + failure.at.map_or(0, |_| 8);
         codec::put_chunk(bytes, true, kind, cookie, len);
@@ -233,10 +233,6 @@ fn runs(at: u64, data: Vec<Buf>) -> Vec<Run> {
 /// Ends at the first bytes that are not zero: costs nothing for data.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
-}
-
-fn shortened(message: &str) -> &str {
-    &message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)]
 }
 
 #[cfg(test)]

@@ -421,7 +421,7 @@ impl Session {
                 break;
             }
             assert!(name.len() <= NAME_BYTES_MAX, "volume names are far shorter");
-            let text = &description[..description.floor_char_boundary(NAME_BYTES_MAX)];
+            let text = codec::shortened(description, NAME_BYTES_MAX);
             codec::put_option_reply(bytes, option, rep::SERVER, 4 + name.len() + text.len());
             codec::put32(bytes, u32::try_from(name.len()).expect("at most 4096"));
             bytes.extend_from_slice(name.as_bytes());
@@ -559,7 +559,7 @@ fn refuse_bad(out: &mut Outbox, option: u32, bad: codec::BadOption) {
 }
 
 fn put_info_text(bytes: &mut Vec<u8>, option: u32, kind: u16, text: &str) {
-    let text = &text[..text.floor_char_boundary(NAME_BYTES_MAX)];
+    let text = codec::shortened(text, NAME_BYTES_MAX);
     codec::put_option_reply(bytes, option, rep::INFO, 2 + text.len());
     codec::put16(bytes, kind);
     bytes.extend_from_slice(text.as_bytes());

@@ -3,8 +3,11 @@
 
 #![allow(dead_code, reason = "every test uses a part of it")]
 
+use atoll_front::filter::{Delay, Fail, Kind};
+use atoll_front::memory::{Fixed, MemoryVolume};
 use atoll_world::directory::{Entry, Listing, Revision, Txn, TxnReply, WatchEvent};
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use atoll_world::volume::{Volume, VolumeError, VolumeInfo};
 use atoll_world::{
     Buf, Conn, Directory, DirectoryError, Disk, Durability, Lane, Nanos, Net, Packet, World,
 };
@@ -179,4 +182,44 @@ impl<W: AsyncWrite + Unpin + 'static> ByteWrite for WriteHalf<W> {
         }
         Ok(())
     }
+}
+
+/// A volume of the example: in memory, with trouble around it.
+pub type Troubled = Fail<Delay<TokioWorld, MemoryVolume>>;
+
+/// The exports of the example, all of `size_bytes` but one: `disk`; `readonly`; `slow` (200 ms an
+/// operation); `stuck` (an hour); `failing` (from 1 MiB on, and at every flush); `small`, which is
+/// returned as well, to be resized.
+pub fn exports(world: &TokioWorld, size_bytes: u64) -> (Fixed<Troubled>, MemoryVolume) {
+    let delayed = |volume, span| Delay::new(world.clone(), volume, span);
+    let plain = |volume, span| Fail::new(delayed(volume, span), |_, _, _| None);
+    let memory = || MemoryVolume::new(size_bytes);
+    let read_only = memory();
+    read_only.set_info(VolumeInfo { read_only: true, ..read_only.info() });
+    let failing = Fail::new(delayed(memory(), Nanos::ZERO), |kind, at, len| match kind {
+        Kind::Flush => Some(VolumeError::Io("the test says so".to_owned())),
+        _ if at + len <= 1 << 20 => None,
+        Kind::Read => Some(VolumeError::Io("unreadable on all copies".to_owned())),
+        Kind::Write => Some(VolumeError::NoSpace("all disk groups are full".to_owned())),
+        Kind::Discard => Some(VolumeError::TimedOut("no owner".to_owned())),
+        Kind::Zero => Some(VolumeError::Unsupported),
+        Kind::Extents => Some(VolumeError::Gone),
+    });
+    let small = MemoryVolume::new(1 << 20);
+    let all = [
+        ("disk", plain(memory(), Nanos::ZERO), "a volume in memory"),
+        ("readonly", plain(read_only, Nanos::ZERO), "never written"),
+        ("slow", plain(memory(), Nanos::from_ms(200)), "200 ms an operation"),
+        ("stuck", plain(memory(), Nanos::from_secs(3600)), "an hour an operation"),
+        ("failing", failing, "fails from 1 MiB on"),
+        ("small", plain(small.clone(), Nanos::ZERO), "it grows"),
+    ];
+    let named = all.map(|(name, disk, text)| (name.to_owned(), disk, text.to_owned()));
+    (Fixed::new(named), small)
+}
+
+/// Doubles the size of a volume.
+pub fn grow(volume: &MemoryVolume) {
+    let info = volume.info();
+    volume.set_info(VolumeInfo { size_bytes: info.size_bytes * 2, ..info });
 }
