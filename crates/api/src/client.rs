@@ -37,7 +37,7 @@ impl FromStr for Endpoint {
         let bad = |why: &str| {
             Err(format!("'{text}' is not an endpoint: {why} (unix:///path, /path or http://h:p)"))
         };
-        if let Some(path) = text.strip_prefix("unix://") {
+        if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
             return if path.starts_with('/') {
                 Ok(Self::Unix(path.into()))
             } else {
@@ -376,6 +376,7 @@ mod tests {
         let read = |text: &str| text.parse::<Endpoint>();
         assert_eq!(read("/run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
         assert_eq!(read("unix:///run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
+        assert_eq!(read("unix:/run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
         assert_eq!(read("http://127.0.0.2:8460/"), Ok(Endpoint::Tcp("127.0.0.2:8460".into())));
         for bad in [
             "",

@@ -111,8 +111,7 @@ impl Route {
 
     /// Every query parameter that it knows.
     pub fn parameters(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let list: &[&str] =
-            if matches!(self.reply, List(_)) { &["limit", "cursor"] } else { &[] };
+        let list: &[&str] = if matches!(self.reply, List(_)) { &["limit", "cursor"] } else { &[] };
         let dry: &[&str] = if self.is_change() { &["dry_run"] } else { &[] };
         list.iter().chain(dry).chain(self.query).copied()
     }
@@ -203,7 +202,7 @@ pub const ROUTES: &[Route] = &[
         "/volumes/{volume}:resize",
         Some("VolumeResize"),
         Item("Volume"),
-        "Grow a volume",
+        "Grow a volume, or shrink one that nobody uses",
     ),
     change(
         Op::VolumeDelete,

@@ -416,17 +416,23 @@ pub struct VolumeCreate {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumePatch {
-    /// Its new size, a multiple of 4 KiB, not below the present one.
+    /// Its new size, a multiple of 4 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// The new size may be smaller: what lies beyond is lost.
+    #[serde(default)]
+    pub shrink: bool,
 }
 
 /// A new size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeResize {
-    /// In bytes, a multiple of 4 KiB, not below the present one.
+    /// In bytes, a multiple of 4 KiB.
     pub size_bytes: u64,
+    /// The new size may be smaller: what lies beyond is lost.
+    #[serde(default)]
+    pub shrink: bool,
 }
 
 /// Where a volume is, and why.
@@ -606,7 +612,7 @@ pub struct Task {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Rises by one from event to event of one host; restarts with its process.
+    /// Microseconds since 1970 when it was seen, made to rise from event to event of one host.
     pub id: u64,
     /// When.
     pub at: String,

@@ -1,0 +1,603 @@
+//! The command line: what can be typed. Every command has a line about it and an example.
+
+use super::out::{Color, Format};
+use atoll_api::Endpoint;
+use atoll_format::units::parse_size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Where a daemon listens when the configuration says nothing.
+pub const DEFAULT_ENDPOINT: &str = "unix:///run/atoll/api.sock";
+
+/// Mirrored block storage for virtual machines from the disks of several hosts.
+#[derive(Debug, Parser)]
+#[command(name = "atoll", version, about, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_help = "Example: atoll dev --hosts 3 --dir /var/tmp/atoll --detach")]
+pub struct Cli {
+    #[command(flatten)]
+    pub globals: Globals,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
+pub struct Globals {
+    /// How data is printed
+    #[arg(short, long, global = true, value_enum, default_value = "table")]
+    pub output: Format,
+    /// Print tables without their titles
+    #[arg(short = 'H', long, global = true)]
+    pub no_header: bool,
+    /// The daemon to ask: unix:///path, /path or http://host:port
+    #[arg(long, global = true, env = "ATOLL_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
+    pub endpoint: Endpoint,
+    /// Seconds to wait for an answer
+    #[arg(long, global = true, env = "ATOLL_TIMEOUT", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+    /// Check everything, change nothing
+    #[arg(long, global = true)]
+    pub dry_run: bool,
+    /// Do not ask before data is lost
+    #[arg(short, long, global = true)]
+    pub yes: bool,
+    /// Print the request as a curl command instead of sending it
+    #[arg(long, global = true)]
+    pub curl: bool,
+    /// When to colour
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    pub color: Color,
+    /// No progress and no notes
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Show the requests
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run this host's daemon
+    #[command(after_help = "Example: atoll serve --config /etc/atoll/atoll.toml")]
+    Serve(Serve),
+    /// Run a whole cluster on this machine: a directory and several hosts with files as disks
+    #[command(args_conflicts_with_subcommands = true)]
+    #[command(after_help = "Example: atoll dev --hosts 3 --dir /var/tmp/atoll --detach")]
+    Dev(Dev),
+    /// Show health, capacity, load and resync on one screen
+    #[command(after_help = "Example: atoll status --watch")]
+    Status(Status),
+    /// Show live load, the busiest first
+    #[command(after_help = "Example: atoll top volumes --interval 2")]
+    Top(Top),
+    /// Hosts of the cluster
+    #[command(subcommand)]
+    Host(Host),
+    /// Disks that hosts are configured to use
+    #[command(subcommand)]
+    Disk(Disk),
+    /// Disk groups
+    #[command(subcommand)]
+    Group(Group),
+    /// Storage policies
+    #[command(subcommand)]
+    Policy(Policy),
+    /// Volumes
+    #[command(subcommand)]
+    Volume(Volume),
+    /// Copies that are being brought up to date
+    #[command(subcommand)]
+    Resync(Resync),
+    /// Verification of checksums
+    #[command(subcommand)]
+    Scrub(Scrub),
+    /// Work that outlasts its request
+    #[command(subcommand)]
+    Task(Task),
+    /// What has happened
+    #[command(after_help = "Example: atoll events --follow")]
+    Events(Events),
+    /// Clients of volumes
+    #[command(subcommand)]
+    Session(Session),
+    /// Completions for a shell
+    #[command(after_help = "Example: atoll completion bash > /etc/bash_completion.d/atoll")]
+    Completion(Completion),
+    /// Manual pages
+    #[command(after_help = "Example: atoll man --dir /usr/local/share/man/man1")]
+    Man(Man),
+    /// Run the embedded directory (started by `atoll dev`)
+    #[command(hide = true)]
+    #[command(after_help = "Example: atoll directory --file d/directory.db --socket d/socket")]
+    Directory(Directory),
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Configuration file; conf.d/*.toml beside it and ATOLL_* variables are read after it
+    #[arg(long, value_name = "FILE", default_value = "/etc/atoll/atoll.toml")]
+    pub config: PathBuf,
+    /// Read and check the configuration, and stop
+    #[arg(long)]
+    pub check_config: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Directory {
+    /// The file that holds the cluster's state
+    #[arg(long)]
+    pub file: PathBuf,
+    /// Unix socket to answer on
+    #[arg(long)]
+    pub socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Dev {
+    #[command(subcommand)]
+    pub command: Option<DevCommand>,
+    #[command(flatten)]
+    pub start: DevStart,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DevStart {
+    /// Hosts to run, 1 to 16
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub hosts: u8,
+    /// Directory for everything: disks, sockets, logs
+    #[arg(long, value_name = "DIR", required = true)]
+    pub dir: Option<PathBuf>,
+    /// Size of each disk (a sparse file)
+    #[arg(long, default_value = "8GiB", value_parser = parse_size)]
+    pub disk_size: u64,
+    /// Disks of each host, each a disk group of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub disks_per_host: u8,
+    /// First of the two ports that each host uses on its own loopback address
+    #[arg(long, default_value_t = 8460, value_parser = clap::value_parser!(u16).range(1..=65_534))]
+    pub base_port: u16,
+    /// How disks are driven
+    #[arg(long, default_value = "auto", value_parser = ["auto", "uring", "threads"])]
+    pub backend: String,
+    /// Go on in the background once every host serves
+    #[arg(long)]
+    pub detach: bool,
+    /// Start a process again when it dies by itself
+    #[arg(long)]
+    pub auto_restart: bool,
+    /// Set by --detach for the process in the background
+    #[arg(long, hide = true)]
+    pub background: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DevCommand {
+    /// Show the processes
+    #[command(after_help = "Example: atoll dev status --dir /var/tmp/atoll")]
+    Status(DevDir),
+    /// Kill a host at once, as a crash does (SIGKILL)
+    #[command(after_help = "Example: atoll dev kill host2 --dir /var/tmp/atoll")]
+    Kill(DevName),
+    /// Start a process that does not run
+    #[command(after_help = "Example: atoll dev start host2 --dir /var/tmp/atoll")]
+    Start(DevName),
+    /// Stop a process cleanly and start it again
+    #[command(after_help = "Example: atoll dev restart host2 --dir /var/tmp/atoll")]
+    Restart(DevName),
+    /// Stop one host cleanly
+    #[command(after_help = "Example: atoll dev stop-host host2 --dir /var/tmp/atoll")]
+    StopHost(DevName),
+    /// Stop one process, or everything
+    #[command(after_help = "Example: atoll dev stop --dir /var/tmp/atoll")]
+    Stop(DevStop),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DevDir {
+    /// The directory that `atoll dev` was started with
+    #[arg(long, value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DevName {
+    /// `host1`, `host2`, ... or `directory`
+    pub name: String,
+    #[command(flatten)]
+    pub dir: DevDir,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DevStop {
+    /// `host1`, `host2`, ... or `directory`; everything without it
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub dir: DevDir,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// One line and the exit codes of monitoring plug-ins: 0 ok, 1 warning, 2 critical, 3 unknown
+    #[arg(long)]
+    pub check: bool,
+    /// Show it again every two seconds, until Ctrl-C
+    #[arg(long, conflicts_with = "check")]
+    pub watch: bool,
+}
+
+/// What `atoll top` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopOf {
+    /// Volumes.
+    Volumes,
+    /// Hosts, by the load of their clients.
+    Hosts,
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Of what
+    #[arg(value_enum, default_value = "volumes")]
+    pub of: TopOf,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Looks to take; without it, until Ctrl-C
+    #[arg(long)]
+    pub count: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Host {
+    /// List hosts
+    #[command(after_help = "Example: atoll host list -o wide")]
+    List,
+    /// Show one host
+    #[command(after_help = "Example: atoll host show host1")]
+    Show {
+        /// Its name or id
+        host: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Disk {
+    /// List disks
+    #[command(after_help = "Example: atoll disk list --host host1")]
+    List {
+        /// Only this host's
+        #[arg(long)]
+        host: Option<String>,
+    },
+    /// Show one disk
+    #[command(after_help = "Example: atoll disk show /dev/nvme0n1 --host host1")]
+    Show {
+        /// Its path, as the host is configured
+        path: String,
+        /// Its host; the one that answers without it
+        #[arg(long)]
+        host: Option<String>,
+    },
+    /// Erase what a disk holds; the disk of a running group is refused
+    #[command(after_help = "Example: atoll disk wipe /dev/nvme0n1 --host host1")]
+    Wipe {
+        /// Its path, as the host is configured
+        path: String,
+        /// Its host; the one that answers without it
+        #[arg(long)]
+        host: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Group {
+    /// Label the empty disks of a [[group]] of the configuration and start it
+    #[command(after_help = "Example: atoll group create /dev/nvme0n1 --host host1")]
+    Create {
+        /// Paths as the configuration lists them, the cache first
+        #[arg(required = true)]
+        disks: Vec<String>,
+        /// Their host; the one that answers without it
+        #[arg(long)]
+        host: Option<String>,
+    },
+    /// List disk groups
+    #[command(after_help = "Example: atoll group list")]
+    List,
+    /// Show one disk group
+    #[command(after_help = "Example: atoll group show 5ab1c0d2e3f40516")]
+    Show {
+        /// Its id
+        group: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Policy {
+    /// Create a storage policy
+    #[command(after_help = "Example: atoll policy create gold --failures-to-tolerate 2")]
+    Create {
+        /// Its name
+        name: String,
+        /// Failures of hosts that lose nothing: 0 to 3
+        #[arg(long, default_value_t = 1)]
+        failures_to_tolerate: u8,
+        /// Legs that strips are spread over: 1 to 12
+        #[arg(long, default_value_t = 1)]
+        stripe_width: u8,
+        /// Ceiling in I/Os per second; 0: none
+        #[arg(long, default_value_t = 0)]
+        iops_limit: u32,
+    },
+    /// List storage policies
+    #[command(after_help = "Example: atoll policy list")]
+    List,
+    /// Show one storage policy
+    #[command(after_help = "Example: atoll policy show default")]
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Delete a storage policy that no volume uses
+    #[command(after_help = "Example: atoll policy delete gold")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+    /// Say whether a volume of that size could be placed now, and why not
+    #[command(after_help = "Example: atoll policy check gold --size 100G")]
+    Check {
+        /// Its name
+        name: String,
+        /// Size of the volume: 4096, 64k, 10G, 1.5TiB
+        #[arg(long, value_parser = parse_size)]
+        size: u64,
+    },
+}
+
+/// Formats of disk images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ImageFormat {
+    /// The bytes as they are.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl ImageFormat {
+    /// As qemu-img calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Volume {
+    /// Create a thin volume
+    #[command(after_help = "Example: atoll volume create vm1 100G --policy gold")]
+    Create {
+        /// Its name: letters, digits, '.', '_' and '-'
+        name: String,
+        /// Its size: 10G, 1.5TiB (G means GiB)
+        #[arg(value_parser = parse_size)]
+        size: u64,
+        /// Its policy; `default` without it
+        #[arg(long)]
+        policy: Option<String>,
+        /// The same key again gives the same answer instead of "exists already"
+        #[arg(long)]
+        idempotency_key: Option<String>,
+    },
+    /// List volumes
+    #[command(after_help = "Example: atoll volume list -o wide")]
+    List,
+    /// Show one volume
+    #[command(after_help = "Example: atoll volume show vm1")]
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Change the size of a volume
+    #[command(after_help = "Example: atoll volume resize vm1 200G")]
+    Resize {
+        /// Its name
+        name: String,
+        /// Its new size
+        #[arg(value_parser = parse_size)]
+        size: u64,
+        /// It may become smaller; what lies beyond is lost
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Delete a volume that nobody uses
+    #[command(after_help = "Example: atoll volume delete vm1 --yes")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+    /// Copy an image (raw or qcow2) into a volume, which is created if it does not exist
+    #[command(after_help = "Example: atoll volume import vm1 debian-12.qcow2 --verify")]
+    Import {
+        /// Name of the volume
+        name: String,
+        /// The image
+        file: PathBuf,
+        /// Format of the image; found out without it
+        #[arg(long, value_enum)]
+        format: Option<ImageFormat>,
+        /// Policy of a volume that is created
+        #[arg(long)]
+        policy: Option<String>,
+        /// Refuse to create the volume
+        #[arg(long)]
+        existing: bool,
+        /// Compare afterwards
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Copy a volume into an image (raw or qcow2)
+    #[command(after_help = "Example: atoll volume export vm1 vm1.qcow2 --format qcow2")]
+    Export {
+        /// Name of the volume
+        name: String,
+        /// The image
+        file: PathBuf,
+        /// Format of the image; by its ending (.qcow2), else raw
+        #[arg(long, value_enum)]
+        format: Option<ImageFormat>,
+        /// Replace a file that exists
+        #[arg(long)]
+        force: bool,
+        /// Compare afterwards
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Show where a volume is, and why
+    #[command(after_help = "Example: atoll volume placement vm1")]
+    Placement {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Resync {
+    /// Show what is being brought up to date, bytes left and an estimate
+    #[command(after_help = "Example: atoll resync show")]
+    Show,
+    /// Hold resync everywhere
+    #[command(after_help = "Example: atoll resync pause")]
+    Pause,
+    /// Let resync go on
+    #[command(after_help = "Example: atoll resync resume")]
+    Resume,
+    /// Set a ceiling per host
+    #[command(after_help = "Example: atoll resync limit 100M")]
+    Limit {
+        /// Bytes per second; 0: no ceiling
+        #[arg(value_parser = parse_size)]
+        rate: u64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Scrub {
+    /// Verify checksums in the background
+    #[command(after_help = "Example: atoll scrub start --volume vm1")]
+    Start {
+        /// Only this disk group
+        #[arg(long)]
+        group: Option<String>,
+        /// Only this volume
+        #[arg(long, conflicts_with = "group")]
+        volume: Option<String>,
+        /// Ceiling per disk group, bytes per second
+        #[arg(long, value_parser = parse_size)]
+        rate: Option<u64>,
+    },
+    /// Stop scrubs
+    #[command(after_help = "Example: atoll scrub stop")]
+    Stop {
+        /// Only of this disk group
+        #[arg(long)]
+        group: Option<String>,
+    },
+    /// Show scrubs
+    #[command(after_help = "Example: atoll scrub show")]
+    Show,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Task {
+    /// List tasks
+    #[command(after_help = "Example: atoll task list")]
+    List,
+    /// Show one task
+    #[command(after_help = "Example: atoll task show 17")]
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Wait until a task ends, as long as --timeout allows
+    #[command(after_help = "Example: atoll task wait 17 --timeout 3600")]
+    Wait {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Session {
+    /// List clients
+    #[command(after_help = "Example: atoll session list --volume vm1")]
+    List {
+        /// Only of this volume
+        #[arg(long)]
+        volume: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Events {
+    /// Go on with new ones, until Ctrl-C
+    #[arg(long)]
+    pub follow: bool,
+    /// Only events with a higher id
+    #[arg(long)]
+    pub since: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct Completion {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Write one page per command there; without it, the main page goes to standard output
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::CommandFactory;
+
+    fn walk(command: &clap::Command, path: &str, leaves: &mut usize) {
+        assert!(command.get_about().is_some(), "{path}: nothing is said about it");
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{path} {}: no help", argument.get_id());
+        }
+        if command.get_subcommands().next().is_none() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = help.strip_prefix("Example: ").unwrap_or_else(|| panic!("{path}: none"));
+            assert!(example.starts_with(path), "{path}: {example}");
+            *leaves += 1;
+            // The example is what it says: it can be typed.
+            let command_line = example.split(" > ").next().unwrap();
+            let words = command_line.split_whitespace();
+            if let Err(e) = Cli::command().try_get_matches_from(words) {
+                panic!("{example}: {e}");
+            }
+        }
+        for inner in command.get_subcommands() {
+            walk(inner, &format!("{path} {}", inner.get_name()), leaves);
+        }
+    }
+
+    #[test]
+    fn every_command_is_described_and_its_example_can_be_typed() {
+        Cli::command().debug_assert();
+        let mut leaves = 0;
+        walk(&Cli::command(), "atoll", &mut leaves);
+        assert!(leaves >= 40, "{leaves}");
+    }
+}

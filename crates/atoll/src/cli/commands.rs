@@ -1,0 +1,535 @@
+//! Commands that are a request and its answer on the screen.
+
+use super::args::{
+    Command, Completion, Disk, Events, Group, Host, Man, Policy, Resync, Scrub, Session, Status,
+    Task, Top, TopOf, Volume,
+};
+use super::out::{Failure, Format, Out, Row, Run};
+use super::{Context, args::Cli, show};
+use atoll_api::client::{Call, escape};
+use atoll_api::envelope::List;
+use atoll_api::routes::PREFIX;
+use atoll_api::types::{self, Level, TaskState};
+use atoll_api::{Code, Problem, name};
+use atoll_format::units::iec;
+use clap::CommandFactory;
+use hyper::Method;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// How often `--watch` looks.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+/// How often `task wait` looks.
+const WAIT_EVERY: Duration = Duration::from_millis(500);
+
+fn get(path: &str) -> Call {
+    Call::get(format!("{PREFIX}{path}"))
+}
+
+impl Context {
+    /// A change, with `dry_run` when asked for.
+    fn change(&self, method: Method, path: &str) -> Call {
+        let mark = if path.contains('?') { '&' } else { '?' };
+        let dry = if self.globals.dry_run { format!("{mark}dry_run=true") } else { String::new() };
+        Call::of(method, format!("{PREFIX}{path}{dry}"))
+    }
+
+    /// Says what was done, to people only.
+    fn say(&self, done: &str) {
+        if matches!(self.out.format, Format::Table | Format::Wide) {
+            let dry = if self.globals.dry_run { " (dry run: nothing was changed)" } else { "" };
+            self.out.note(&format!("{done}{dry}"));
+        }
+    }
+
+    /// The host that a command means: the one named, or the one that answers.
+    async fn host(&self, host: Option<String>) -> Result<String, Failure> {
+        match host {
+            Some(host) => segment("host", &host),
+            None => {
+                let cluster = self.client.item::<types::Cluster>(get("/cluster")).await?;
+                Ok(cluster.item.answered_by)
+            }
+        }
+    }
+}
+
+/// A name as part of a path, refused here already when it breaks the rule.
+pub fn segment(what: &str, text: &str) -> Result<String, Failure> {
+    name::check(what, text).map_err(|why| Problem::new(Code::BadName, why))?;
+    Ok(escape(text))
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// Its failure, to be printed by the caller.
+pub async fn run(context: &Context, command: Command) -> Run {
+    match command {
+        Command::Status(status) => self::status(context, status).await,
+        Command::Top(top) => self::top(context, top).await,
+        Command::Host(host) => self::host(context, host).await,
+        Command::Disk(disk) => self::disk(context, disk).await,
+        Command::Group(group) => self::group(context, group).await,
+        Command::Policy(policy) => self::policy(context, policy).await,
+        Command::Volume(volume) => self::volume(context, volume).await,
+        Command::Resync(resync) => self::resync(context, resync).await,
+        Command::Scrub(scrub) => self::scrub(context, scrub).await,
+        Command::Task(task) => self::task(context, task).await,
+        Command::Events(events) => self::events(context, events).await,
+        Command::Session(Session::List { volume }) => {
+            let path = match volume {
+                Some(volume) => format!("/sessions?volume={}", segment("volume", &volume)?),
+                None => "/sessions".into(),
+            };
+            let list: List<types::Session> = context.list(get(&path)).await?;
+            context.out.list(&list)
+        }
+        Command::Completion(completion) => self::completion(context, &completion),
+        Command::Man(man) => self::man(context, man),
+        Command::Serve(_) | Command::Dev(_) | Command::Directory(_) => {
+            unreachable!("daemons are started by the caller")
+        }
+    }
+}
+
+async fn status(context: &Context, status: Status) -> Run {
+    if status.check {
+        let (line, level) = match context.client.item::<types::Status>(get("/status")).await {
+            Ok(item) => (show::check_line(&item.item), item.item.health.level),
+            Err(problem) => (format!("ATOLL UNKNOWN - {}\n", problem.detail), Level::Unknown),
+        };
+        context.out.data(&line)?;
+        let code = match level {
+            Level::Ok => return Ok(()),
+            Level::Warning => 1,
+            Level::Critical => 2,
+            Level::Unknown => 3,
+        };
+        return Err(Failure::Exit(code));
+    }
+    loop {
+        let item = context.item::<types::Status>(get("/status")).await;
+        if status.watch {
+            clear(&context.out)?;
+        }
+        match item {
+            Ok(item) => {
+                let name = |status: &types::Status| status.cluster.name.clone();
+                context.out.item(&item, name, |status| show::status(&context.out, status))?;
+            }
+            Err(Failure::Problem(problem)) if status.watch => {
+                context.out.note(&problem.to_string())
+            }
+            Err(failure) => return Err(failure),
+        }
+        if !status.watch {
+            return Ok(());
+        }
+        tokio::time::sleep(WATCH_EVERY).await;
+    }
+}
+
+/// On a terminal, begins a new screen.
+fn clear(out: &Out) -> Run {
+    let people = matches!(out.format, Format::Table | Format::Wide);
+    if people && std::io::stdout().is_terminal() { out.data("\x1b[H\x1b[2J") } else { Ok(()) }
+}
+
+async fn top(context: &Context, top: Top) -> Run {
+    let mut left = top.count;
+    loop {
+        match top.of {
+            TopOf::Volumes => {
+                let list: List<types::Volume> = context.list(get("/volumes")).await?;
+                clear(&context.out)?;
+                let busy =
+                    |items: Vec<types::Volume>| items.into_iter().map(|v| (v.name, v.io)).collect();
+                top_screen(context, list, "VOLUME", busy)?;
+            }
+            TopOf::Hosts => {
+                let list: List<types::Host> = context.list(get("/hosts")).await?;
+                clear(&context.out)?;
+                let busy =
+                    |items: Vec<types::Host>| items.into_iter().map(|h| (h.name, h.io)).collect();
+                top_screen(context, list, "HOST", busy)?;
+            }
+        }
+        left = left.map(|left| left.saturating_sub(1));
+        if left == Some(0) {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_secs(top.interval)).await;
+    }
+}
+
+fn top_screen<T: Row + serde::Serialize>(
+    context: &Context,
+    list: List<T>,
+    title: &str,
+    busy: impl FnOnce(Vec<T>) -> Vec<(String, types::Io)>,
+) -> Run {
+    match context.out.format {
+        Format::Table | Format::Wide => {
+            context.out.data(&show::top(&context.out, title, busy(list.items)))
+        }
+        _ => context.out.list(&list),
+    }
+}
+
+async fn host(context: &Context, host: Host) -> Run {
+    match host {
+        Host::List => {
+            let list: List<types::Host> = context.list(get("/hosts")).await?;
+            context.out.list(&list)
+        }
+        Host::Show { host } => {
+            let path = format!("/hosts/{}", segment("host", &host)?);
+            context.out.one(&context.item::<types::Host>(get(&path)).await?)
+        }
+    }
+}
+
+async fn disk(context: &Context, disk: Disk) -> Run {
+    match disk {
+        Disk::List { host: Some(host) } => {
+            let path = format!("/hosts/{}/disks", segment("host", &host)?);
+            let list: List<types::Disk> = context.list(get(&path)).await?;
+            context.out.list(&list)
+        }
+        Disk::List { host: None } => {
+            let hosts: List<types::Host> = context.list(get("/hosts")).await?;
+            let mut all: Option<List<types::Disk>> = None;
+            for host in hosts.items {
+                if !host.up {
+                    context.out.note(&format!("host {} does not answer", host.name));
+                    continue;
+                }
+                let path = format!("/hosts/{}/disks", segment("host", &host.name)?);
+                match context.client.list::<types::Disk>(get(&path)).await {
+                    Ok(list) => match &mut all {
+                        Some(all) => all.items.extend(list.items),
+                        None => all = Some(list),
+                    },
+                    Err(problem) => context.out.note(&problem.to_string()),
+                }
+            }
+            let none = || Problem::new(Code::Unavailable, "no host answers");
+            context.out.list(&all.ok_or_else(none)?)
+        }
+        Disk::Show { path, host } => {
+            let host = context.host(host).await?;
+            let list = context.list(get(&format!("/hosts/{host}/disks"))).await?;
+            let List { kind: _, version, generated_at, items, next_cursor: _ } = list;
+            let found = items.into_iter().find(|disk: &types::Disk| disk.path == path);
+            let Some(item) = found else {
+                let shown = name::show(&path);
+                let detail = format!("host {host} is not configured to use {shown}");
+                return Err(Problem::new(Code::NotFound, detail)
+                    .hint(format!("atoll disk list --host {host}"))
+                    .into());
+            };
+            let kind = "Disk".into();
+            context.out.one(&atoll_api::Item { kind, version, generated_at, item })
+        }
+        Disk::Wipe { path, host } => {
+            let host = context.host(host).await?;
+            let question =
+                format!("everything on {} of host {host} will be lost?", name::show(&path));
+            context.confirm(&question).await?;
+            let request = types::DiskWipeRequest { path, force: true };
+            let call = context.change(Method::POST, &format!("/hosts/{host}/disks:wipe"));
+            let wiped = context.item::<types::DiskWipe>(call.json(&request)).await?;
+            let text = |wipe: &types::DiskWipe| {
+                format!("{} on host {}: erased {}\n", wipe.path, wipe.host, wipe.erased)
+            };
+            context.out.item(&wiped, |wipe| wipe.path.clone(), text)
+        }
+    }
+}
+
+async fn group(context: &Context, group: Group) -> Run {
+    match group {
+        Group::List => {
+            let list: List<types::Group> = context.list(get("/groups")).await?;
+            context.out.list(&list)
+        }
+        Group::Show { group } => {
+            let path = format!("/groups/{}", segment("group", &group)?);
+            context.out.one(&context.item::<types::Group>(get(&path)).await?)
+        }
+        Group::Create { disks, host } => {
+            if let Some(host) = &host {
+                segment("host", host)?;
+            }
+            let request = types::GroupCreate { host, disks };
+            let call = context.change(Method::POST, "/groups").json(&request);
+            let made = context.item::<types::Group>(call).await?;
+            context.say(&format!("disk group {} on host {}", made.item.id, made.item.host));
+            context.out.one(&made)
+        }
+    }
+}
+
+async fn policy(context: &Context, policy: Policy) -> Run {
+    match policy {
+        Policy::List => {
+            let list: List<types::Policy> = context.list(get("/policies")).await?;
+            context.out.list(&list)
+        }
+        Policy::Show { name } => {
+            let path = format!("/policies/{}", segment("policy", &name)?);
+            context.out.one(&context.item::<types::Policy>(get(&path)).await?)
+        }
+        Policy::Create { name, failures_to_tolerate, stripe_width, iops_limit } => {
+            segment("policy", &name)?;
+            let method = types::Method::Mirror;
+            let policy =
+                types::Policy { name, failures_to_tolerate, method, stripe_width, iops_limit };
+            let call = context.change(Method::POST, "/policies").json(&policy);
+            context.out.one(&context.item::<types::Policy>(call).await?)
+        }
+        Policy::Delete { name } => {
+            let path = format!("/policies/{}", segment("policy", &name)?);
+            context.done(context.change(Method::DELETE, &path)).await?;
+            context.say(&format!("policy {name} deleted"));
+            Ok(())
+        }
+        Policy::Check { name, size } => {
+            let path = format!("{PREFIX}/policies/{}:check", segment("policy", &name)?);
+            let request = types::PolicyCheckRequest { size_bytes: size };
+            let call = Call::of(Method::POST, path).json(&request);
+            let check = context.item::<types::PolicyCheck>(call).await?;
+            context.out.item(
+                &check,
+                |check| check.policy.clone(),
+                |check| {
+                    let verdict = if check.fits { "can" } else { "cannot" };
+                    let mut text = format!(
+                        "a volume of {} with policy {} {verdict} be placed, and uses up to {}\n",
+                        iec(check.size_bytes),
+                        check.policy,
+                        iec(check.raw_bytes)
+                    );
+                    for reason in &check.reasons {
+                        text += &format!("- {reason}\n");
+                    }
+                    text
+                },
+            )?;
+            if check.item.fits { Ok(()) } else { Err(Failure::Exit(Code::CannotPlace.exit())) }
+        }
+    }
+}
+
+async fn volume(context: &Context, volume: Volume) -> Run {
+    match volume {
+        Volume::List => {
+            let list: List<types::Volume> = context.list(get("/volumes")).await?;
+            context.out.list(&list)
+        }
+        Volume::Show { name } => {
+            let path = format!("/volumes/{}", segment("volume", &name)?);
+            context.out.one(&context.item::<types::Volume>(get(&path)).await?)
+        }
+        Volume::Create { name, size, policy, idempotency_key } => {
+            segment("volume", &name)?;
+            let request = types::VolumeCreate { name, size_bytes: size, policy };
+            let mut call = context.change(Method::POST, "/volumes").json(&request);
+            if let Some(key) = idempotency_key {
+                call = call.header("idempotency-key", key);
+            }
+            let made = context.item::<types::Volume>(call).await?;
+            context.say(&format!("volume {}, {}", made.item.name, iec(made.item.size_bytes)));
+            context.out.one(&made)
+        }
+        Volume::Resize { name, size, shrink } => {
+            let path = format!("/volumes/{}:resize", segment("volume", &name)?);
+            if shrink {
+                let question =
+                    format!("what volume {name} holds beyond {} will be lost?", iec(size));
+                context.confirm(&question).await?;
+            }
+            let request = types::VolumeResize { size_bytes: size, shrink };
+            let call = context.change(Method::POST, &path).json(&request);
+            context.out.one(&context.item::<types::Volume>(call).await?)
+        }
+        Volume::Delete { name } => {
+            let path = format!("/volumes/{}", segment("volume", &name)?);
+            let mut call = context.change(Method::DELETE, &path);
+            if !context.globals.yes && !context.globals.dry_run && !context.globals.curl {
+                // What was shown is what is deleted.
+                let shown = context.client.item::<types::Volume>(get(&path)).await?.item;
+                let question = format!(
+                    "volume {name} and what it holds ({} of {}) will be lost?",
+                    iec(shown.used_bytes),
+                    iec(shown.size_bytes)
+                );
+                context.confirm(&question).await?;
+                call = call.header("if-match", format!("\"{}\"", shown.revision));
+            }
+            context.done(call).await?;
+            context.say(&format!("volume {name} deleted"));
+            Ok(())
+        }
+        Volume::Placement { name } => {
+            let path = format!("/volumes/{}/placement", segment("volume", &name)?);
+            let placement = context.item::<types::Placement>(get(&path)).await?;
+            let name = |placement: &types::Placement| placement.volume.clone();
+            context.out.item(&placement, name, |it| show::placement(&context.out, it))
+        }
+        Volume::Import { .. } | Volume::Export { .. } => {
+            unreachable!("images are copied by the caller")
+        }
+    }
+}
+
+async fn resync(context: &Context, resync: Resync) -> Run {
+    let patch = match resync {
+        Resync::Show => None,
+        Resync::Pause => Some(types::ResyncPatch { paused: Some(true), ..Default::default() }),
+        Resync::Resume => Some(types::ResyncPatch { paused: Some(false), ..Default::default() }),
+        Resync::Limit { rate } => {
+            Some(types::ResyncPatch { limit_bytes_per_second: Some(rate), ..Default::default() })
+        }
+    };
+    let call = match patch {
+        None => get("/resync"),
+        Some(patch) => context.change(Method::PATCH, "/resync").json(&patch),
+    };
+    let item = context.item::<types::Resync>(call).await?;
+    context.out.item(&item, |_| "resync".into(), |it| show::resync(&context.out, it))
+}
+
+async fn scrub(context: &Context, scrub: Scrub) -> Run {
+    match scrub {
+        Scrub::Show => {
+            let list: List<types::Scrub> = context.list(get("/scrubs")).await?;
+            context.out.list(&list)
+        }
+        Scrub::Start { group, volume, rate } => {
+            let request = types::ScrubStart { group, volume, bytes_per_second: rate };
+            let call = context.change(Method::POST, "/scrubs").json(&request);
+            context.show(&call)?;
+            let list: List<types::Scrub> = context.client.page(call).await?;
+            context.out.list(&list)
+        }
+        Scrub::Stop { group } => {
+            let path = match group {
+                Some(group) => format!("/scrubs?group={}", segment("group", &group)?),
+                None => "/scrubs".into(),
+            };
+            context.done(context.change(Method::DELETE, &path)).await?;
+            context.say("scrubs stopped");
+            Ok(())
+        }
+    }
+}
+
+async fn task(context: &Context, task: Task) -> Run {
+    let show = async |id: &str| {
+        let path = format!("/tasks/{}", segment("task", id)?);
+        context.item::<types::Task>(get(&path)).await
+    };
+    match task {
+        Task::List => {
+            let list: List<types::Task> = context.list(get("/tasks")).await?;
+            context.out.list(&list)
+        }
+        Task::Show { id } => context.out.one(&show(&id).await?),
+        Task::Wait { id } => {
+            let end = async {
+                loop {
+                    let task = show(&id).await?;
+                    match task.item.state {
+                        TaskState::Done => return context.out.one(&task),
+                        TaskState::Failed => {
+                            let why = format!("task {id} failed: {}", task.item.message);
+                            return Err(Problem::new(Code::Failed, why).into());
+                        }
+                        TaskState::Running | TaskState::Unknown => {}
+                    }
+                    tokio::time::sleep(WAIT_EVERY).await;
+                }
+            };
+            let limit = Duration::from_secs(context.globals.timeout);
+            tokio::time::timeout(limit, end).await.unwrap_or_else(|_| {
+                let detail = format!("task {id} still runs after {} s", limit.as_secs());
+                let hint = format!("atoll task wait {id} --timeout SECONDS");
+                Err(Problem::new(Code::TimedOut, detail).hint(hint).into())
+            })
+        }
+    }
+}
+
+async fn events(context: &Context, events: Events) -> Run {
+    let since = events.since.map(|id| format!("since={id}"));
+    let query = |more: Option<&str>| {
+        let parts: Vec<&str> = since.as_deref().into_iter().chain(more).collect();
+        if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) }
+    };
+    let mut list: List<types::Event> =
+        context.list(get(&format!("/events{}", query(None)))).await?;
+    list.items.sort_by_key(|event| event.id);
+    if !events.follow {
+        return context.out.list(&list);
+    }
+    let mut out = context.out.clone();
+    if !matches!(out.format, Format::Json | Format::Yaml) {
+        out.list(&list)?;
+        out.header = false;
+    } else {
+        for event in &list.items {
+            lines(&out, event)?;
+        }
+    }
+    let newest = list.items.last().map(|event| format!("&since={}", event.id));
+    let follow = format!("/events?follow=1{}", newest.unwrap_or_default());
+    let mut stream = context.client.stream(get(&follow)).await?;
+    while let Some(data) = stream.next().await? {
+        let event: types::Event = serde_json::from_str(&data)
+            .map_err(|e| Problem::new(Code::WrongServer, format!("an odd event: {e}")))?;
+        if matches!(out.format, Format::Json | Format::Yaml) {
+            lines(&out, &event)?;
+        } else {
+            list.items = vec![event];
+            out.list(&list)?;
+        }
+    }
+    Err(Problem::new(Code::Unavailable, "the daemon has ended the stream").into())
+}
+
+/// One event as a line of JSON, or as a YAML document of its own.
+fn lines(out: &Out, event: &types::Event) -> Run {
+    let value = serde_json::to_value(event).expect("events have string keys");
+    match out.format {
+        Format::Yaml => out.data(&format!("---\n{}", super::out::yaml(&value))),
+        _ => out.data(&format!("{value}\n")),
+    }
+}
+
+fn completion(context: &Context, completion: &Completion) -> Run {
+    let mut text = Vec::new();
+    clap_complete::generate(completion.shell, &mut Cli::command(), "atoll", &mut text);
+    context.out.data(&String::from_utf8_lossy(&text))
+}
+
+fn man(context: &Context, man: Man) -> Run {
+    let mut root = Cli::command();
+    root.build();
+    match man.dir {
+        None => {
+            let mut text = Vec::new();
+            let rendered = clap_mangen::Man::new(root).render(&mut text);
+            rendered.map_err(|e| Problem::new(Code::Failed, e.to_string()))?;
+            context.out.data(&String::from_utf8_lossy(&text))
+        }
+        Some(dir) => {
+            let written =
+                std::fs::create_dir_all(&dir).and_then(|()| clap_mangen::generate_to(root, &dir));
+            written
+                .map_err(|e| Problem::new(Code::LocalFile, format!("{}: {e}", dir.display())))?;
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The command line: reads what was typed, asks a daemon over REST, prints.
+//!
+//! Invariants: every error is one line `error[E....]: ...` and at most one line `hint: ...` on
+//! stderr, with the exit code of its kind; nothing panics, whatever the streams do; Ctrl-C ends
+//! every command with 130, and what was half done is undone or named.
+
+pub mod args;
+mod commands;
+mod image;
+pub mod out;
+mod show;
+
+use args::{Cli, Command, Globals};
+use atoll_api::client::Call;
+use atoll_api::envelope::Named;
+use atoll_api::{Client, Code, Item, List, Problem};
+use clap::Parser;
+use clap::error::ErrorKind;
+use out::{Failure, Out, Run};
+use serde::de::DeserializeOwned;
+use std::ffi::OsString;
+use std::future::Future;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What a command needs besides its own words.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The daemon.
+    pub client: Client,
+    /// How to print.
+    pub out: Out,
+    /// Options of every command.
+    pub globals: Globals,
+    /// Ctrl-C or SIGTERM.
+    pub interrupt: Interrupt,
+}
+
+/// Becomes true at Ctrl-C and at SIGTERM.
+#[derive(Clone, Debug)]
+pub struct Interrupt(watch::Receiver<bool>);
+
+impl Interrupt {
+    /// Listens for both from now on. Inside a tokio runtime.
+    pub fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let (sender, receiver) = watch::channel(false);
+        // Ends with the process: signals may come at any time.
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            let _ = sender.send(true);
+            // The channel stays open, so that waiting for it never fails.
+            std::future::pending::<()>().await;
+        });
+        Ok(Self(receiver))
+    }
+
+    /// Returns once it has happened.
+    pub async fn wait(&self) {
+        let _ = self.0.clone().wait_for(|interrupted| *interrupted).await;
+    }
+
+    /// The receiving end, for whoever stops by it.
+    pub fn receiver(&self) -> watch::Receiver<bool> {
+        self.0.clone()
+    }
+}
+
+/// Runs the program; what it returns is the process's exit code.
+pub fn main() -> ExitCode {
+    ExitCode::from(run(std::env::args_os()))
+}
+
+/// Runs one command line.
+pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => return fail(Problem::new(Code::Failed, format!("no runtime: {e}")).into()),
+    };
+    let done = runtime.block_on(async {
+        let interrupt = Interrupt::listen()
+            .map_err(|e| Problem::new(Code::Failed, format!("no signals: {e}")))?;
+        let out = Out {
+            format: cli.globals.output,
+            header: !cli.globals.no_header,
+            color: Out::wants_color(cli.globals.color),
+            quiet: cli.globals.quiet,
+            verbose: cli.globals.verbose,
+        };
+        let timeout = Duration::from_secs(cli.globals.timeout);
+        let client = Client::new(cli.globals.endpoint.clone(), timeout);
+        let context = Context { client, out, globals: cli.globals, interrupt };
+        dispatch(&context, cli.command).await
+    });
+    // A prompt may still wait for a line in its own thread: nobody waits for it.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => 0,
+        Err(failure) => fail(failure),
+    }
+}
+
+async fn dispatch(context: &Context, command: Command) -> Run {
+    match command {
+        // These end by themselves at Ctrl-C, and clean up.
+        Command::Volume(args::Volume::Import { name, file, format, policy, existing, verify }) => {
+            let import = image::Import { name, file, format, policy, existing, verify };
+            image::import(context, import).await
+        }
+        Command::Volume(args::Volume::Export { name, file, format, force, verify }) => {
+            image::export(context, image::Export { name, file, format, force, verify }).await
+        }
+        // For everything else, an interrupted request is an unanswered one.
+        command => tokio::select! {
+            biased;
+            () = context.interrupt.wait() => Err(interrupted(None)),
+            done = commands::run(context, command) => done,
+        },
+    }
+}
+
+/// The end of an interrupted command.
+pub fn interrupted(hint: Option<&str>) -> Failure {
+    let problem = Problem::new(Code::Interrupted, "interrupted");
+    match hint {
+        Some(hint) => problem.hint(hint).into(),
+        None => problem.into(),
+    }
+}
+
+/// Says why, and gives the exit code.
+fn fail(failure: Failure) -> u8 {
+    match failure {
+        Failure::Exit(code) => code,
+        Failure::Problem(problem) => {
+            let _ = writeln!(std::io::stderr(), "{problem}");
+            problem.code.exit()
+        }
+    }
+}
+
+/// What clap says, in the form of all our errors; help and version go to stdout as they are.
+fn usage(error: &clap::Error) -> u8 {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            0
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            Code::Usage.exit()
+        }
+        _ => {
+            let mut said = String::new();
+            for line in text.lines().take_while(|line| !line.trim_start().starts_with("Usage:")) {
+                said.push_str(line.trim());
+                said.push(' ');
+            }
+            let said = said.trim().trim_start_matches("error:").trim();
+            let said = said.split("For more information").next().unwrap_or(said).trim();
+            let said: String = said.chars().take(500).collect();
+            let mut problem = Problem::new(Code::Usage, said);
+            if let Some(usage) = text.lines().find_map(|l| l.trim_start().strip_prefix("Usage: ")) {
+                problem = problem.hint(format!("usage: {usage} (--help tells more)"));
+            }
+            fail(problem.into())
+        }
+    }
+}
+
+impl Context {
+    /// With `--curl`, shows the request instead of sending it; with `-v`, both.
+    fn show(&self, call: &Call) -> Run {
+        let line = call.to_curl(self.client.endpoint());
+        if self.globals.curl {
+            self.out.data(&(line + "\n"))?;
+            return Err(Failure::Exit(0));
+        }
+        if self.out.verbose {
+            self.out.note(&line);
+        }
+        Ok(())
+    }
+
+    /// One thing.
+    pub async fn item<T: DeserializeOwned + Named>(&self, call: Call) -> Result<Item<T>, Failure> {
+        self.show(&call)?;
+        Ok(self.client.item(call).await?)
+    }
+
+    /// A whole list.
+    pub async fn list<T: DeserializeOwned + Named>(&self, call: Call) -> Result<List<T>, Failure> {
+        self.show(&call)?;
+        Ok(self.client.list(call).await?)
+    }
+
+    /// A change without an answer.
+    pub async fn done(&self, call: Call) -> Run {
+        self.show(&call)?;
+        self.client.bytes(call).await?;
+        Ok(())
+    }
+
+    /// Asks before data is lost; `--yes`, `--dry-run` and `--curl` are answers.
+    ///
+    /// # Errors
+    /// [`Code::WouldRiskData`] without a yes.
+    pub async fn confirm(&self, question: &str) -> Run {
+        if self.globals.yes || self.globals.dry_run || self.globals.curl {
+            return Ok(());
+        }
+        let refused = |detail: String| {
+            Failure::from(Problem::new(Code::WouldRiskData, detail).hint("--yes goes on"))
+        };
+        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+            return Err(refused(question.trim_end_matches('?').to_owned()));
+        }
+        let _ = write!(std::io::stderr(), "{question} [y/N] ");
+        let _ = std::io::stderr().flush();
+        let line = tokio::task::spawn_blocking(|| {
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).map(|_| line)
+        });
+        match line.await {
+            Ok(Ok(line)) if matches!(line.trim(), "y" | "Y" | "yes") => Ok(()),
+            _ => Err(refused("not confirmed".into())),
+        }
+    }
+}
+
+/// `future`, unless Ctrl-C comes first.
+pub async fn or_interrupt<T>(interrupt: &Interrupt, future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = interrupt.wait() => None,
+        done = future => Some(done),
+    }
+}

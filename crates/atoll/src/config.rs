@@ -1,0 +1,976 @@
+//! The configuration of one host: a TOML file, `conf.d/*.toml` beside it, and `ATOLL_*` in the
+//! environment, in that order; the later wins. Per-host facts only: what concerns the cluster
+//! lives in the directory.
+//!
+//! Invariants: an unknown key, a wrong type or a value outside its range refuses to start, with
+//! file and line, the accepted values and the nearest spelling; nothing is changed by reading.
+//! Every key is one line of [`KEYS`], from which the checks, the environment's names and the
+//! reference in `docs/operations.md` follow.
+
+use atoll_api::name::show;
+use atoll_api::{Code, Problem};
+use atoll_format::units::{CHUNK, parse_size};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// The largest configuration file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// The longest path of a Unix socket (`sun_path` less its final NUL), in bytes.
+pub const SOCKET_PATH_MAX: usize = 107;
+/// Disks of one group: the cache and seven for capacity.
+const DISKS_MAX: usize = 8;
+
+/// What a value must look like.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Any text on one line; empty only where that is the default.
+    Text,
+    /// An absolute path.
+    Path,
+    /// An absolute path short enough for a Unix socket; empty: none.
+    Socket,
+    /// `address:port`; empty only where that is the default.
+    Address,
+    /// One or more `address:port`.
+    Addresses,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// `true` or `false`.
+    Flag,
+}
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Sections and key, with dots.
+    pub path: &'static str,
+    /// What its value must look like.
+    pub kind: Kind,
+    /// Its value when nothing sets it, as the environment would write it.
+    pub default: &'static str,
+    /// One line for the manual.
+    pub doc: &'static str,
+}
+
+const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
+    Key { path, kind, default, doc }
+}
+
+/// Every key outside `[[group]]`.
+pub const KEYS: &[Key] = &[
+    key("host.name", Kind::Text, "", "Name of this host, unique in the cluster; empty: hostname"),
+    key("host.failure_domain", Kind::Text, "", "Copies never share one; empty: the host itself"),
+    key("host.data_dir", Kind::Path, "/var/lib/atoll", "This host's identity and lock"),
+    key("network.api", Kind::Address, "127.0.0.1:8460", "REST and metrics over TCP; empty: none"),
+    key("network.api_socket", Kind::Socket, "/run/atoll/api.sock", "REST over a Unix socket"),
+    key("network.peer", Kind::Addresses, "127.0.0.1:8461", "Where other hosts reach this one"),
+    key(
+        "network.allow_unprotected",
+        Kind::Flag,
+        "false",
+        "Let api, peer and nbd.tcp listen beyond loopback, though nothing is encrypted yet",
+    ),
+    key("directory.kind", Kind::OneOf(&["embedded"]), "embedded", "Where cluster state is kept"),
+    key(
+        "directory.socket",
+        Kind::Socket,
+        "/run/atoll/directory.sock",
+        "Unix socket of the embedded directory",
+    ),
+    key(
+        "io.backend",
+        Kind::OneOf(&["auto", "uring", "threads"]),
+        "auto",
+        "How disks are driven; auto: io_uring where it works, else threads",
+    ),
+    key(
+        "frontends.nbd.unix",
+        Kind::Socket,
+        "/run/atoll/nbd.sock",
+        "NBD over a Unix socket; empty: none",
+    ),
+    key("frontends.nbd.tcp", Kind::Address, "", "NBD over TCP; empty: none"),
+    key(
+        "log.level",
+        Kind::OneOf(&["error", "warn", "info", "debug", "trace"]),
+        "info",
+        "What is logged",
+    ),
+    key("log.format", Kind::OneOf(&["text", "json"]), "text", "How it is logged, on stderr"),
+];
+
+/// Keys of a `[[group]]`, with what the manual says of them.
+pub const GROUP_KEYS: &[(&str, &str)] = &[
+    ("shape", "\"single-tier\" (default: one disk carries log and capacity) or \"all-flash\""),
+    ("disks", "Paths of block devices or files; all-flash: the cache first, then 1 to 7 more"),
+    ("log", "Size of the write log, a multiple of 1 MiB; default: chosen by the disk's size"),
+];
+
+/// The configuration of one host, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `host.name`.
+    pub host_name: String,
+    /// `host.failure_domain`.
+    pub failure_domain: String,
+    /// `host.data_dir`.
+    pub data_dir: PathBuf,
+    /// `network.api`.
+    pub api: Option<SocketAddr>,
+    /// `network.api_socket`.
+    pub api_socket: Option<PathBuf>,
+    /// `network.peer`; never empty.
+    pub peers: Vec<SocketAddr>,
+    /// `directory.socket`.
+    pub directory_socket: PathBuf,
+    /// `io.backend`.
+    pub backend: Backend,
+    /// `frontends.nbd.unix`.
+    pub nbd_socket: Option<PathBuf>,
+    /// `frontends.nbd.tcp`.
+    pub nbd_tcp: Option<SocketAddr>,
+    /// `log.level`.
+    pub log_level: String,
+    /// `log.format` is `json`.
+    pub log_json: bool,
+    /// `[[group]]`, in the order of the files.
+    pub groups: Vec<GroupConfig>,
+}
+
+/// How disks are driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// io_uring where it works, else threads.
+    Auto,
+    /// io_uring, or refuse to start.
+    Uring,
+    /// A pool of threads.
+    Threads,
+}
+
+/// One `[[group]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// One device for log and capacity, or a cache and others.
+    pub all_flash: bool,
+    /// Absolute paths, the cache first.
+    pub disks: Vec<PathBuf>,
+    /// Size of the write log, if it was chosen.
+    pub log_bytes: Option<u64>,
+    /// Where it was written, for messages.
+    pub origin: String,
+}
+
+/// A checked value.
+#[derive(Clone, Debug)]
+enum Value {
+    Text(String),
+    List(Vec<String>),
+    Flag(bool),
+}
+
+type Values = BTreeMap<&'static str, (Value, String)>;
+
+impl Config {
+    /// The configuration of `path`, its `conf.d` and `environment`.
+    ///
+    /// # Errors
+    /// [`Code::Config`] with file, line, accepted values and the nearest spelling.
+    pub fn load(
+        path: &Path,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Problem> {
+        let mut reader = Reader::default();
+        reader.file(path)?;
+        let drop_ins = path.parent().unwrap_or(Path::new(".")).join("conf.d");
+        for file in drop_in_files(&drop_ins)? {
+            reader.file(&file)?;
+        }
+        for (name, value) in environment {
+            reader.variable(&name, &value)?;
+        }
+        reader.finish(path)
+    }
+}
+
+/// `conf.d/*.toml`, sorted; nothing if there is no such directory.
+fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(bad(format!("{}: cannot read: {e}", dir.display()))),
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| bad(format!("{}: cannot read: {e}", dir.display())))?;
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[derive(Default)]
+struct Reader {
+    values: Values,
+    groups: Vec<GroupConfig>,
+}
+
+/// One file while it is read: for line numbers.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn at(&self, offset: usize) -> String {
+        let line = self.text.as_bytes()[..offset.min(self.text.len())]
+            .iter()
+            .filter(|&&b| b == b'\n')
+            .count();
+        format!("{}:{}", self.path.display(), line + 1)
+    }
+}
+
+impl Reader {
+    fn file(&mut self, path: &Path) -> Result<(), Problem> {
+        let shown = path.display();
+        let cannot = |e: std::io::Error| {
+            bad(format!("{shown}: cannot read: {e}"))
+                .hint("'atoll serve --config FILE' names it; docs/operations.md has an example")
+        };
+        let meta = std::fs::metadata(path).map_err(cannot)?;
+        if !meta.is_file() {
+            return Err(bad(format!("{shown}: is not a regular file")));
+        }
+        if meta.len() > FILE_MAX {
+            let len = meta.len();
+            return Err(bad(format!("{shown}: {len} bytes long, at most {FILE_MAX} are read")));
+        }
+        let bytes = std::fs::read(path).map_err(cannot)?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let line = e.as_bytes()[..e.utf8_error().valid_up_to()]
+                .iter()
+                .filter(|&&b| b == b'\n')
+                .count();
+            bad(format!("{shown}:{}: is not text (UTF-8)", line + 1))
+        })?;
+        if text.trim().is_empty() {
+            return Err(bad(format!("{shown}: is empty"))
+                .hint("docs/operations.md has an example to start from"));
+        }
+        let source = Source { path, text: &text };
+        let table = DeTable::parse(&text).map_err(|e| {
+            let place = e.span().map_or_else(|| shown.to_string(), |span| source.at(span.start));
+            bad(format!("{place}: is not TOML: {}", e.message()))
+        })?;
+        self.table(&source, "", table.get_ref())
+    }
+
+    fn table(&mut self, source: &Source<'_>, prefix: &str, table: &DeTable) -> Result<(), Problem> {
+        for (name, value) in table.iter() {
+            let path = if prefix.is_empty() {
+                name.get_ref().to_string()
+            } else {
+                format!("{prefix}.{}", name.get_ref())
+            };
+            let place = source.at(name.span().start);
+            if path == "group" {
+                self.groups(source, &place, value)?;
+            } else if let Some(key) = KEYS.iter().find(|key| key.path == path) {
+                let parsed =
+                    parse(key, value.get_ref()).map_err(|why| bad_value(&place, key, &why))?;
+                self.values.insert(key.path, (parsed, place));
+            } else if KEYS.iter().any(|key| inside(key.path, &path)) {
+                let Some(inner) = value.get_ref().as_table() else {
+                    let known = children(&path);
+                    return Err(bad(format!("{place}: '{path}' is a section, not a value"))
+                        .hint(format!("accepted inside: {}", known.join(", "))));
+                };
+                self.table(source, &path, inner)?;
+            } else {
+                return Err(unknown(&place, prefix, name.get_ref(), &children(prefix)));
+            }
+        }
+        Ok(())
+    }
+
+    fn groups(
+        &mut self,
+        source: &Source<'_>,
+        place: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<(), Problem> {
+        let not_a_list = || {
+            bad(format!("{place}: 'group' is a list of sections"))
+                .hint("write [[group]], once for each disk group")
+        };
+        let list = value.get_ref().as_array().ok_or_else(not_a_list)?;
+        for entry in list.iter() {
+            let table = entry.get_ref().as_table().ok_or_else(not_a_list)?;
+            let place = source.at(entry.span().start);
+            let mut group = GroupConfig {
+                all_flash: false,
+                disks: Vec::new(),
+                log_bytes: None,
+                origin: place.clone(),
+            };
+            for (name, value) in table.iter() {
+                let place = source.at(name.span().start);
+                group_key(&mut group, &place, name.get_ref(), value.get_ref())?;
+            }
+            check_group(&group, &place)?;
+            self.groups.push(group);
+        }
+        Ok(())
+    }
+
+    /// One variable of the environment; those without `__` are not ours to judge.
+    fn variable(&mut self, name: &str, value: &str) -> Result<(), Problem> {
+        let Some(rest) = name.strip_prefix("ATOLL_").filter(|rest| rest.contains("__")) else {
+            return Ok(());
+        };
+        let path = rest.to_ascii_lowercase().replace("__", ".");
+        let place = format!("environment variable {name}");
+        let Some(key) = KEYS.iter().find(|key| key.path == path) else {
+            let all: Vec<String> = KEYS.iter().map(variable_of).collect();
+            let near = nearest(name, all.iter().map(String::as_str));
+            let problem = bad(format!("{place}: there is no such key"));
+            return Err(match near {
+                Some(near) => problem.hint(format!("did you mean {near}?")),
+                None => problem.hint("docs/operations.md lists them all"),
+            });
+        };
+        let parsed = parse_text(key, value).map_err(|why| bad_value(&place, key, &why))?;
+        self.values.insert(key.path, (parsed, place));
+        Ok(())
+    }
+
+    fn finish(mut self, file: &Path) -> Result<Config, Problem> {
+        for key in KEYS {
+            if !self.values.contains_key(key.path) {
+                let value = parse_text(key, key.default).expect("defaults are tested");
+                self.values.insert(key.path, (value, format!("{}: default", file.display())));
+            }
+        }
+        let host_name = match self.text("host.name") {
+            "" => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            name => name.to_owned(),
+        };
+        atoll_api::name::check("host", &host_name)
+            .map_err(|why| bad(format!("{}: {why}", self.place("host.name"))))?;
+        let failure_domain = match self.text("host.failure_domain") {
+            "" => host_name.clone(),
+            name => name.to_owned(),
+        };
+        atoll_api::name::check("failure domain", &failure_domain)
+            .map_err(|why| bad(format!("{}: {why}", self.place("host.failure_domain"))))?;
+        let open = self.flag("network.allow_unprotected");
+        let api = self.address("network.api", open)?;
+        let nbd_tcp = self.address("frontends.nbd.tcp", open)?;
+        let peers = self.addresses("network.peer", open)?;
+        self.check_taken_twice(api, nbd_tcp, &peers)?;
+        let api_socket = self.socket("network.api_socket");
+        if api.is_none() && api_socket.is_none() {
+            return Err(bad(format!(
+                "{}: neither network.api nor network.api_socket: nobody could manage this host",
+                self.place("network.api_socket")
+            )));
+        }
+        let directory_socket = self.socket("directory.socket").ok_or_else(|| {
+            bad(format!("{}: directory.socket must not be empty", self.place("directory.socket")))
+        })?;
+        self.check_disks()?;
+        Ok(Config {
+            data_dir: self.text("host.data_dir").into(),
+            api,
+            api_socket,
+            peers,
+            directory_socket,
+            backend: match self.text("io.backend") {
+                "uring" => Backend::Uring,
+                "threads" => Backend::Threads,
+                _ => Backend::Auto,
+            },
+            nbd_socket: self.socket("frontends.nbd.unix"),
+            nbd_tcp,
+            log_level: self.text("log.level").to_owned(),
+            log_json: self.text("log.format") == "json",
+            host_name,
+            failure_domain,
+            groups: self.groups,
+        })
+    }
+
+    fn text(&self, path: &str) -> &str {
+        match &self.values[path].0 {
+            Value::Text(text) => text,
+            other => unreachable!("{path} is {other:?}"),
+        }
+    }
+
+    fn flag(&self, path: &str) -> bool {
+        matches!(self.values[path].0, Value::Flag(true))
+    }
+
+    fn place(&self, path: &str) -> &str {
+        &self.values[path].1
+    }
+
+    fn socket(&self, path: &str) -> Option<PathBuf> {
+        Some(self.text(path)).filter(|text| !text.is_empty()).map(PathBuf::from)
+    }
+
+    fn address(&self, path: &str, open: bool) -> Result<Option<SocketAddr>, Problem> {
+        let text = self.text(path);
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let address = text.parse().expect("checked when it was read");
+        self.check_reach(path, address, open)?;
+        Ok(Some(address))
+    }
+
+    fn addresses(&self, path: &str, open: bool) -> Result<Vec<SocketAddr>, Problem> {
+        let Value::List(list) = &self.values[path].0 else { unreachable!("{path} is a list") };
+        let mut addresses = Vec::new();
+        for text in list {
+            let address = text.parse().expect("checked when it was read");
+            self.check_reach(path, address, open)?;
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+
+    fn check_reach(&self, path: &str, address: SocketAddr, open: bool) -> Result<(), Problem> {
+        if address.ip().is_loopback() || open {
+            return Ok(());
+        }
+        let place = self.place(path);
+        Err(bad(format!(
+            "{place}: {path} = {address} can be reached from other machines, and this release \
+             neither encrypts nor authenticates"
+        ))
+        .hint("use a loopback address, or set network.allow_unprotected = true"))
+    }
+
+    fn check_taken_twice(
+        &self,
+        api: Option<SocketAddr>,
+        nbd: Option<SocketAddr>,
+        peers: &[SocketAddr],
+    ) -> Result<(), Problem> {
+        let mut seen: BTreeMap<SocketAddr, &str> = BTreeMap::new();
+        let named = api.map(|a| (a, "network.api")).into_iter();
+        let named = named.chain(nbd.map(|a| (a, "frontends.nbd.tcp")));
+        for (address, path) in named.chain(peers.iter().map(|&a| (a, "network.peer"))) {
+            if let Some(other) = seen.insert(address, path) {
+                let place = self.place(path);
+                return Err(bad(format!("{place}: {path} and {other} are both {address}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_disks(&self) -> Result<(), Problem> {
+        let mut seen: BTreeMap<PathBuf, &str> = BTreeMap::new();
+        for group in &self.groups {
+            for disk in &group.disks {
+                // Two names of one device are one device; a disk that is not there yet is
+                // compared by its name.
+                let real = std::fs::canonicalize(disk).unwrap_or_else(|_| disk.clone());
+                if let Some(other) = seen.insert(real, &group.origin) {
+                    return Err(bad(format!(
+                        "{}: disk '{}' is listed twice, first at {other}",
+                        group.origin,
+                        disk.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn group_key(
+    group: &mut GroupConfig,
+    place: &str,
+    name: &str,
+    value: &DeValue<'_>,
+) -> Result<(), Problem> {
+    let wrong = |why: String| bad(format!("{place}: group.{name}: {why}"));
+    match name {
+        "shape" => match value.as_str() {
+            Some("single-tier") => group.all_flash = false,
+            Some("all-flash") => group.all_flash = true,
+            _ => {
+                return Err(wrong(format!("{} is not a shape", describe(value)))
+                    .hint("accepted: \"single-tier\", \"all-flash\""));
+            }
+        },
+        "disks" => {
+            let list = value.as_array().ok_or_else(|| {
+                wrong(format!("{} is not a list", describe(value)))
+                    .hint("accepted: a list of paths, disks = [\"/dev/disk/by-id/...\"]")
+            })?;
+            for entry in list.iter() {
+                let text = entry.get_ref().as_str().unwrap_or_default();
+                check_path(text).map_err(wrong)?;
+                group.disks.push(text.into());
+            }
+        }
+        "log" => {
+            let accepted = "accepted: a size, log = \"1GiB\" (a multiple of 1 MiB)";
+            let text = value.as_str().ok_or_else(|| {
+                wrong(format!("{} is not a size", describe(value))).hint(accepted)
+            })?;
+            let bytes = parse_size(text).map_err(|why| wrong(why).hint(accepted))?;
+            if bytes == 0 || bytes % CHUNK != 0 {
+                return Err(wrong(format!("{text} is not a multiple of 1 MiB")).hint(accepted));
+            }
+            group.log_bytes = Some(bytes);
+        }
+        _ => {
+            let known: Vec<&str> = GROUP_KEYS.iter().map(|(name, _)| *name).collect();
+            return Err(unknown(place, "group", name, &known));
+        }
+    }
+    Ok(())
+}
+
+fn check_group(group: &GroupConfig, place: &str) -> Result<(), Problem> {
+    let disks = group.disks.len();
+    match (group.all_flash, disks) {
+        (false, 1) | (true, 2..=DISKS_MAX) => Ok(()),
+        (false, _) => {
+            Err(bad(format!("{place}: a single-tier group has 1 disk, this has {disks}"))
+                .hint("write one [[group]] for each disk, or shape = \"all-flash\""))
+        }
+        (true, _) => Err(bad(format!(
+            "{place}: an all-flash group has 2 to {DISKS_MAX} disks, this has {disks}"
+        ))
+        .hint("disks = [cache, capacity, ...]")),
+    }
+}
+
+fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
+    match (key.kind, value) {
+        (Kind::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+        (Kind::Addresses, DeValue::Array(list)) => {
+            let mut texts = Vec::new();
+            for entry in list.iter() {
+                let text = entry.get_ref().as_str();
+                texts.push(
+                    text.ok_or_else(|| format!("{} is not text", describe(entry.get_ref())))?,
+                );
+            }
+            parse_text(key, &texts.join(","))
+        }
+        (Kind::Flag, other) => Err(format!("{} is not true or false", describe(other))),
+        (Kind::Addresses, other) => Err(format!("{} is not a list", describe(other))),
+        (_, DeValue::String(text)) => parse_text(key, text),
+        (_, other) => Err(format!("{} is not text", describe(other))),
+    }
+}
+
+fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
+    if text.chars().any(char::is_control) {
+        return Err(format!("{} contains a control character", show(text)));
+    }
+    if text.is_empty() && key.default.is_empty() {
+        return Ok(Value::Text(String::new()));
+    }
+    match key.kind {
+        Kind::Text => Ok(Value::Text(text.into())),
+        Kind::Path => check_path(text).map(|()| Value::Text(text.into())),
+        Kind::Socket if text.is_empty() => Ok(Value::Text(String::new())),
+        Kind::Socket => {
+            check_path(text)?;
+            if text.len() > SOCKET_PATH_MAX {
+                return Err(format!(
+                    "the path is {} bytes long, Unix sockets allow {SOCKET_PATH_MAX}",
+                    text.len()
+                ));
+            }
+            Ok(Value::Text(text.into()))
+        }
+        Kind::Address if text.is_empty() => Ok(Value::Text(String::new())),
+        Kind::Address => check_address(text).map(|()| Value::Text(text.into())),
+        Kind::Addresses => {
+            let list: Vec<String> = text.split(',').map(|part| part.trim().to_owned()).collect();
+            list.iter().try_for_each(|part| check_address(part))?;
+            Ok(Value::List(list))
+        }
+        Kind::OneOf(words) if words.contains(&text) => Ok(Value::Text(text.into())),
+        Kind::OneOf(words) => Err(match nearest(text, words.iter().copied()) {
+            Some(near) => format!("{} is not accepted; did you mean \"{near}\"?", show(text)),
+            None => format!("{} is not accepted", show(text)),
+        }),
+        Kind::Flag => match text {
+            "true" => Ok(Value::Flag(true)),
+            "false" => Ok(Value::Flag(false)),
+            _ => Err(format!("{} is not true or false", show(text))),
+        },
+    }
+}
+
+fn check_path(text: &str) -> Result<(), String> {
+    if !text.starts_with('/') {
+        return Err(format!("{} is not an absolute path", show(text)));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(format!("{} contains a control character", show(text)));
+    }
+    Ok(())
+}
+
+fn check_address(text: &str) -> Result<(), String> {
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.port() != 0 => Ok(()),
+        _ => Err(format!("{} is not an address with a port", show(text))),
+    }
+}
+
+/// What a kind accepts, for hints and the manual.
+pub fn accepts(kind: Kind) -> String {
+    match kind {
+        Kind::Text => "text".into(),
+        Kind::Path => "an absolute path".into(),
+        Kind::Socket => "an absolute path of at most 107 bytes".into(),
+        Kind::Address => "an address and port, \"127.0.0.1:8460\"".into(),
+        Kind::Addresses => "a list of addresses with ports, [\"127.0.0.1:8461\"]".into(),
+        Kind::OneOf(words) => {
+            let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+            quoted.join(", ")
+        }
+        Kind::Flag => "true, false".into(),
+    }
+}
+
+/// The variable of the environment that sets a key: `ATOLL_HOST__NAME`.
+pub fn variable_of(key: &Key) -> String {
+    format!("ATOLL_{}", key.path.replace('.', "__").to_ascii_uppercase())
+}
+
+fn bad(detail: String) -> Problem {
+    Problem::new(Code::Config, detail)
+}
+
+fn bad_value(place: &str, key: &Key, why: &str) -> Problem {
+    bad(format!("{place}: {}: {why}", key.path)).hint(format!("accepted: {}", accepts(key.kind)))
+}
+
+fn unknown(place: &str, section: &str, name: &str, known: &[&str]) -> Problem {
+    let inside = if section.is_empty() { String::new() } else { format!(" in [{section}]") };
+    let near = nearest(name, known.iter().copied());
+    let near = near.map(|near| format!("did you mean '{near}'? ")).unwrap_or_default();
+    bad(format!("{place}: unknown key {}{inside}", show(name)))
+        .hint(format!("{near}accepted: {}", known.join(", ")))
+}
+
+/// Whether key `path` lies inside section `section`.
+fn inside(path: &str, section: &str) -> bool {
+    path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Names that may follow `section`.
+fn children(section: &str) -> Vec<&'static str> {
+    let mut names: Vec<&str> = Vec::new();
+    for key in KEYS {
+        let rest = if section.is_empty() {
+            key.path
+        } else if inside(key.path, section) {
+            &key.path[section.len() + 1..]
+        } else {
+            continue;
+        };
+        let name = rest.split('.').next().expect("split gives at least one part");
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if section.is_empty() {
+        names.push("group");
+    }
+    names
+}
+
+fn describe(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => show(text),
+        DeValue::Integer(number) => number.as_str().chars().take(40).collect(),
+        DeValue::Boolean(flag) => flag.to_string(),
+        other => format!("a {}", other.type_str()),
+    }
+}
+
+/// The candidate that `word` most likely was meant to be, if one is near.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > 64 {
+        return None;
+    }
+    candidates
+        .map(|candidate| {
+            (distance(&word.to_ascii_lowercase(), &candidate.to_ascii_lowercase()), candidate)
+        })
+        .filter(|&(far, candidate)| far <= (candidate.len() / 3).max(1))
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Edits (insert, delete, replace, swap neighbours) between two short words.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replace = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replace.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &[u8], environment: &[(&str, &str)]) -> Result<Config, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("atoll.toml");
+        std::fs::write(&path, text).unwrap();
+        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+        Config::load(&path, environment)
+            .map_err(|e| e.to_string().replace(&format!("{}/", dir.path().display()), ""))
+    }
+
+    /// What is written, and the two lines that a person sees.
+    const WRONG: &[(&str, &str, &str)] = &[
+        ("", "atoll.toml: is empty", "docs/operations.md has an example to start from"),
+        ("\n \n", "atoll.toml: is empty", "docs/operations.md has an example to start from"),
+        (
+            "[host]\nnmae = \"a\"\n",
+            "atoll.toml:2: unknown key 'nmae' in [host]",
+            "did you mean 'name'? accepted: name, failure_domain, data_dir",
+        ),
+        (
+            "\n[hosts]\nname = \"a\"\n",
+            "atoll.toml:2: unknown key 'hosts'",
+            "did you mean 'host'? accepted: host, network, directory, io, frontends, log, group",
+        ),
+        ("[host]\nname = \"a\"\nname = \"b\"\n", "atoll.toml:3: is not TOML: duplicate key", ""),
+        ("[host\n", "atoll.toml:1: is not TOML: unclosed table, expected `]`", ""),
+        ("[host]\nname = 5\n", "atoll.toml:2: host.name: 5 is not text", "accepted: text"),
+        (
+            "[host]\nname = \"a/b\"\n",
+            "atoll.toml:2: host name 'a/b' contains '/' (rule: 1 to 64 letters, digits, '.', '_' \
+             and '-', starting with a letter or digit)",
+            "",
+        ),
+        (
+            "[host]\ndata_dir = \"var\"\n",
+            "atoll.toml:2: host.data_dir: 'var' is not an absolute path",
+            "accepted: an absolute path",
+        ),
+        (
+            "[io]\nbackend = \"urnig\"\n",
+            "atoll.toml:2: io.backend: 'urnig' is not accepted; did you mean \"uring\"?",
+            "accepted: \"auto\", \"uring\", \"threads\"",
+        ),
+        (
+            "[log]\nlevel = \"\"\n",
+            "atoll.toml:2: log.level: '' is not accepted",
+            "accepted: \"error\", \"warn\", \"info\", \"debug\", \"trace\"",
+        ),
+        (
+            "host = 3\n",
+            "atoll.toml:1: 'host' is a section, not a value",
+            "accepted inside: name, failure_domain, data_dir",
+        ),
+        (
+            "[network]\napi = \"localhost\"\n",
+            "atoll.toml:2: network.api: 'localhost' is not an address with a port",
+            "accepted: an address and port, \"127.0.0.1:8460\"",
+        ),
+        (
+            "[network]\napi = \"127.0.0.1:99999999999999999999\"\n",
+            "atoll.toml:2: network.api: '127.0.0.1:99999999999999999999' is not an address with a \
+             port",
+            "accepted: an address and port, \"127.0.0.1:8460\"",
+        ),
+        (
+            "[network]\npeer = \"127.0.0.1:1\"\n",
+            "atoll.toml:2: network.peer: '127.0.0.1:1' is not a list",
+            "accepted: a list of addresses with ports, [\"127.0.0.1:8461\"]",
+        ),
+        (
+            "[network]\npeer = []\n",
+            "atoll.toml:2: network.peer: '' is not an address with a port",
+            "accepted: a list of addresses with ports, [\"127.0.0.1:8461\"]",
+        ),
+        (
+            "[network]\napi = \"0.0.0.0:8460\"\n",
+            "atoll.toml:2: network.api = 0.0.0.0:8460 can be reached from other machines, and this \
+             release neither encrypts nor authenticates",
+            "use a loopback address, or set network.allow_unprotected = true",
+        ),
+        (
+            "[network]\napi = \"127.0.0.1:8461\"\n",
+            "atoll.toml: default: network.peer and network.api are both 127.0.0.1:8461",
+            "",
+        ),
+        (
+            "[network]\nallow_unprotected = \"yes\"\n",
+            "atoll.toml:2: network.allow_unprotected: 'yes' is not true or false",
+            "accepted: true, false",
+        ),
+        (
+            "[directory]\nkind = \"etcd\"\n",
+            "atoll.toml:2: directory.kind: 'etcd' is not accepted",
+            "accepted: \"embedded\"",
+        ),
+        (
+            "[frontends]\nnbd = { unix = \"/a\", tpc = \"\" }\n",
+            "atoll.toml:2: unknown key 'tpc' in [frontends.nbd]",
+            "did you mean 'tcp'? accepted: unix, tcp",
+        ),
+        (
+            "[group]\ndisks = [\"/a\"]\n",
+            "atoll.toml:1: 'group' is a list of sections",
+            "write [[group]], once for each disk group",
+        ),
+        (
+            "[[group]]\ndisk = [\"/a\"]\n",
+            "atoll.toml:2: unknown key 'disk' in [group]",
+            "did you mean 'disks'? accepted: shape, disks, log",
+        ),
+        (
+            "[[group]]\ndisks = [\"/a\", \"/b\"]\n",
+            "atoll.toml:1: a single-tier group has 1 disk, this has 2",
+            "write one [[group]] for each disk, or shape = \"all-flash\"",
+        ),
+        (
+            "[[group]]\nshape = \"all-flash\"\ndisks = [\"/a\"]\n",
+            "atoll.toml:1: an all-flash group has 2 to 8 disks, this has 1",
+            "disks = [cache, capacity, ...]",
+        ),
+        (
+            "[[group]]\nshape = \"hybrid\"\ndisks = [\"/a\"]\n",
+            "atoll.toml:2: group.shape: 'hybrid' is not a shape",
+            "accepted: \"single-tier\", \"all-flash\"",
+        ),
+        ("[[group]]\ndisks = [3]\n", "atoll.toml:2: group.disks: '' is not an absolute path", ""),
+        (
+            "[[group]]\ndisks = [\"/a\"]\nlog = \"1GB\"\n",
+            "atoll.toml:3: group.log: '1GB' is not a size: unit 'gb' is unknown (use k, M, G, T or \
+             KiB, MiB, GiB, TiB)",
+            "accepted: a size, log = \"1GiB\" (a multiple of 1 MiB)",
+        ),
+        (
+            "[[group]]\ndisks = [\"/a\"]\nlog = 99999999999999999999999\n",
+            "atoll.toml:3: group.log: 99999999999999999999999 is not a size",
+            "accepted: a size, log = \"1GiB\" (a multiple of 1 MiB)",
+        ),
+        (
+            "[[group]]\ndisks = [\"/a\"]\n[[group]]\ndisks = [\"/a\"]\n",
+            "atoll.toml:3: disk '/a' is listed twice, first at atoll.toml:1",
+            "",
+        ),
+    ];
+
+    #[test]
+    fn every_mistake_is_refused_with_its_line_and_a_way_out() {
+        for (text, error, hint) in WRONG {
+            let hint = if hint.is_empty() { String::new() } else { format!("\nhint: {hint}") };
+            let want = format!("error[E0003]: {error}{hint}");
+            match load(text.as_bytes(), &[]) {
+                Err(got) => assert_eq!(got, want, "for {text:?}"),
+                Ok(config) => panic!("{text:?} was taken: {config:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn binary_files_loops_and_directories_are_refused() {
+        let error = load(b"[host]\n\xff\xfe\0", &[]).unwrap_err();
+        assert_eq!(error, "error[E0003]: atoll.toml:2: is not text (UTF-8)");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("loop.toml");
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let error = Config::load(&path, []).unwrap_err();
+        assert!(error.detail.contains("loop.toml: cannot read: Too many levels"), "{error}");
+        assert!(Config::load(dir.path(), []).unwrap_err().detail.ends_with("not a regular file"));
+        let error = Config::load(&dir.path().join("none"), []).unwrap_err();
+        assert!(error.detail.contains("No such file"), "{error}");
+        let big = dir.path().join("big.toml");
+        std::fs::File::create(&big).unwrap().set_len(FILE_MAX + 1).unwrap();
+        assert!(Config::load(&big, []).unwrap_err().detail.contains("1048577 bytes long"));
+    }
+
+    #[test]
+    fn files_drop_ins_and_the_environment_are_read_in_that_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("atoll.toml");
+        std::fs::create_dir(dir.path().join("conf.d")).unwrap();
+        std::fs::write(
+            &path,
+            "[host]\nname = \"h1\"\n[log]\nlevel = \"debug\"\n[[group]]\nshape = \"all-flash\"\n\
+             disks = [\"/dev/a\", \"/dev/b\"]\nlog = \"2GiB\"\n",
+        )
+        .unwrap();
+        std::fs::write(dir.path().join("conf.d/b.toml"), "[log]\nformat = \"json\"\n").unwrap();
+        std::fs::write(dir.path().join("conf.d/a.toml"), "[log]\nlevel = \"warn\"\n").unwrap();
+        std::fs::write(dir.path().join("conf.d/ignored.txt"), "nonsense").unwrap();
+        let environment = [
+            ("ATOLL_NETWORK__PEER".to_owned(), "127.0.0.2:1, 127.0.0.3:1".to_owned()),
+            ("ATOLL_FRONTENDS__NBD__UNIX".to_owned(), String::new()),
+            ("ATOLL_ENDPOINT".to_owned(), "not a key of the file".to_owned()),
+        ];
+        let config = Config::load(&path, environment).unwrap();
+        assert_eq!(config.host_name, "h1");
+        assert_eq!(config.failure_domain, "h1");
+        assert_eq!(config.log_level, "warn");
+        assert!(config.log_json);
+        assert_eq!(config.nbd_socket, None);
+        assert_eq!(config.peers.len(), 2);
+        assert_eq!(config.groups.len(), 1);
+        assert!(config.groups[0].all_flash);
+        assert_eq!(config.groups[0].log_bytes, Some(2 << 30));
+    }
+
+    #[test]
+    fn a_wrong_variable_is_refused_by_name() {
+        let wrong = |name, value| load(b"[host]\nname = \"h\"\n", &[(name, value)]).unwrap_err();
+        let error = wrong("ATOLL_HOST__NMAE", "x");
+        assert!(error.contains("variable ATOLL_HOST__NMAE"), "{error}");
+        assert!(error.ends_with("hint: did you mean ATOLL_HOST__NAME?"), "{error}");
+        let error = wrong("ATOLL_IO__BACKEND", "x\n");
+        assert!(error.contains("control character"), "{error}");
+    }
+
+    #[test]
+    fn the_manual_has_every_key_with_its_default() {
+        let manual = include_str!("../../../docs/operations.md");
+        for key in KEYS {
+            let default = if key.default.is_empty() { "-" } else { key.default };
+            let line =
+                format!("| `{}` | {} | `{default}` | {} |", key.path, accepts(key.kind), key.doc);
+            assert!(manual.contains(&line), "docs/operations.md lacks the line\n{line}");
+        }
+        for (name, doc) in GROUP_KEYS {
+            let line = format!("| `{name}` | {doc} |");
+            assert!(manual.contains(&line), "docs/operations.md lacks the line\n{line}");
+        }
+    }
+}

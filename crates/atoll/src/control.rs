@@ -1,0 +1,134 @@
+//! What the REST server asks of the engine: one method per operation, in the words of the
+//! interface. The real one is a bridge to the shard's thread; tests bring one that is made up.
+//!
+//! Invariants: names are checked before a method is called; a method that is given
+//! `dry_run = true` checks everything and changes nothing; every method ends by itself (the
+//! server adds a deadline, and a call that is dropped there goes on).
+
+use atoll_api::Problem;
+use atoll_api::types::{
+    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, Host, Placement,
+    Policy, PolicyCheck, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Volume,
+    VolumeCreate, VolumePatch,
+};
+use std::future::Future;
+
+/// Whose knowledge an answer is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Scope {
+    /// Every host that answers is asked.
+    #[default]
+    Cluster,
+    /// Only this host: how hosts ask each other.
+    Local,
+}
+
+/// A condition and a rehearsal, the same for every change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Change {
+    /// Check everything, change nothing.
+    pub dry_run: bool,
+    /// `revision` that the volume must still have.
+    pub if_revision: Option<u64>,
+}
+
+/// One number of the metrics page.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sample {
+    /// `atoll_` and what it is; ends in its unit, counters in `_total`.
+    pub name: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+    /// Rises only.
+    pub counter: bool,
+    /// Names and values.
+    pub labels: Vec<(&'static str, String)>,
+    /// The number.
+    pub value: f64,
+}
+
+type Answer<T> = Result<T, Problem>;
+
+/// The engine, as seen by the interface.
+#[allow(missing_docs, reason = "each method is the operation of the same name in api::routes")]
+pub trait Control: Clone + Send + Sync + 'static {
+    /// Milliseconds since 1970.
+    fn unix_ms(&self) -> u64;
+    /// Whether this host serves volumes now; if not, why.
+    fn ready(&self) -> impl Future<Output = Result<(), String>> + Send;
+    /// Numbers for Prometheus, of this host alone.
+    fn metrics(&self) -> impl Future<Output = Answer<Vec<Sample>>> + Send;
+
+    fn status(&self, scope: Scope) -> impl Future<Output = Answer<Status>> + Send;
+    fn cluster(&self) -> impl Future<Output = Answer<Cluster>> + Send;
+    fn health(&self, scope: Scope) -> impl Future<Output = Answer<Health>> + Send;
+    fn hosts(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Host>>> + Send;
+    fn disks(&self, host: &str) -> impl Future<Output = Answer<Vec<Disk>>> + Send;
+    fn disk_wipe(
+        &self,
+        host: &str,
+        request: DiskWipeRequest,
+        change: Change,
+    ) -> impl Future<Output = Answer<DiskWipe>> + Send;
+    fn groups(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Group>>> + Send;
+    fn group_create(
+        &self,
+        request: GroupCreate,
+        change: Change,
+    ) -> impl Future<Output = Answer<Group>> + Send;
+    fn policies(&self) -> impl Future<Output = Answer<Vec<Policy>>> + Send;
+    fn policy_create(
+        &self,
+        policy: Policy,
+        change: Change,
+    ) -> impl Future<Output = Answer<Policy>> + Send;
+    fn policy_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
+    fn policy_check(
+        &self,
+        name: &str,
+        size_bytes: u64,
+    ) -> impl Future<Output = Answer<PolicyCheck>> + Send;
+    fn volumes(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Volume>>> + Send;
+    fn volume(&self, name: &str) -> impl Future<Output = Answer<Volume>> + Send;
+    fn volume_create(
+        &self,
+        request: VolumeCreate,
+        change: Change,
+    ) -> impl Future<Output = Answer<Volume>> + Send;
+    fn volume_patch(
+        &self,
+        name: &str,
+        patch: VolumePatch,
+        change: Change,
+    ) -> impl Future<Output = Answer<Volume>> + Send;
+    fn volume_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
+    fn placement(&self, name: &str) -> impl Future<Output = Answer<Placement>> + Send;
+    fn resync(&self, scope: Scope) -> impl Future<Output = Answer<Resync>> + Send;
+    fn resync_patch(
+        &self,
+        patch: ResyncPatch,
+        change: Change,
+    ) -> impl Future<Output = Answer<Resync>> + Send;
+    fn scrubs(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Scrub>>> + Send;
+    fn scrub_start(
+        &self,
+        request: ScrubStart,
+        scope: Scope,
+        change: Change,
+    ) -> impl Future<Output = Answer<Vec<Scrub>>> + Send;
+    /// Stops the scrub of that group, or of all.
+    fn scrub_stop(
+        &self,
+        group: Option<&str>,
+        scope: Scope,
+        change: Change,
+    ) -> impl Future<Output = Answer<()>> + Send;
+    fn tasks(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Task>>> + Send;
+    /// Events that are still remembered, the oldest first; of the local host, with a higher id.
+    fn events(&self, scope: Scope, since: u64) -> impl Future<Output = Answer<Vec<Event>>> + Send;
+    fn sessions(
+        &self,
+        scope: Scope,
+        volume: Option<&str>,
+    ) -> impl Future<Output = Answer<Vec<Session>>> + Send;
+}

@@ -1,0 +1,12 @@
+//! The only program of Atoll: the host daemon (`atoll serve`), a whole cluster on one machine for
+//! development (`atoll dev`), and the command line that manages both over REST.
+//!
+//! It parses, wires and prints; a decision found here is in the wrong crate. A library only so
+//! that tests can run the server and the commands against a made-up engine.
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod lock;
+pub mod metrics;
+pub mod rest;

@@ -1,0 +1,433 @@
+//! The REST server: the only management surface. It reads requests strictly, asks a [`Control`],
+//! and wraps the answers.
+//!
+//! Invariants: what it routes is exactly [`ROUTES`] and four pages for machines; every error,
+//! also of a request that is not HTTP, is `problem+json`; no request makes it hold more than
+//! [`limits`] says; a client that goes away leaves nothing behind.
+//!
+//! Absent here: authentication and encryption (a Unix socket's permissions and loopback addresses
+//! protect it), and every decision about volumes.
+
+mod guard;
+mod idempotency;
+pub mod listen;
+mod request;
+
+use crate::control::{Control, Scope};
+use crate::metrics;
+use atoll_api::envelope::{Item, List, Named};
+use atoll_api::limits;
+use atoll_api::routes::{Op, ROUTES};
+use atoll_api::types::{
+    GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume, VolumeCreate,
+    VolumePatch, VolumeResize,
+};
+use atoll_api::{Code, Problem, name};
+use atoll_format::units::{BLOCK, OBJECT_MAX};
+use http_body_util::channel::Channel;
+use http_body_util::{Either, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use idempotency::{Begin, Keys};
+use request::{Parsed, Target};
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+
+/// A whole reply, or one that goes on.
+pub type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
+
+/// How often a followed event stream looks for new events.
+const FOLLOW_EVERY: Duration = Duration::from_millis(500);
+/// How far back a followed stream looks again for events of hosts that answered late, in
+/// microseconds: more than a call to another host may take.
+const FOLLOW_OVERLAP_US: u64 = 10_000_000;
+/// How often an idle stream shows that it is alive.
+const FOLLOW_BEAT: u32 = 30;
+
+/// The server's state, shared by its connections.
+pub struct Rest<C> {
+    control: C,
+    keys: Keys,
+    calls: Semaphore,
+    followers: Arc<Semaphore>,
+    stop: watch::Receiver<bool>,
+    openapi: Bytes,
+}
+
+impl<C: Control> Rest<C> {
+    /// A server in front of `control`; its event streams end when `stop` becomes true.
+    pub fn new(control: C, stop: watch::Receiver<bool>) -> Self {
+        let document = atoll_api::openapi::document(env!("CARGO_PKG_VERSION"));
+        Self {
+            control,
+            keys: Keys::default(),
+            calls: Semaphore::new(limits::CALLS_MAX),
+            followers: Arc::new(Semaphore::new(limits::FOLLOWERS_MAX)),
+            stop,
+            openapi: Bytes::from(document.to_string()),
+        }
+    }
+
+    /// The answer to one request.
+    pub async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let reply = self.try_answer(request).await.unwrap_or_else(|problem| refuse(&problem));
+        tracing::debug!(%method, path, status = reply.status().as_u16(), "request");
+        reply
+    }
+
+    async fn try_answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+        request::check_head(&request)?;
+        let _call = self.calls.try_acquire().map_err(|_| {
+            Problem::new(Code::TooMany, format!("{} calls are running", limits::CALLS_MAX))
+                .hint("try again in a second")
+        })?;
+        match request::target(&request)? {
+            Target::Route(route, params) => {
+                let parsed = request::parse(route, params, request).await?;
+                let call = self.dispatch(route.op, &parsed);
+                // The engine goes on with what it has begun; only the answer is given up.
+                tokio::time::timeout(limits::CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
+                    Err(Problem::new(
+                        Code::TimedOut,
+                        format!("no answer within {} s", limits::CALL_TIMEOUT.as_secs()),
+                    )
+                    .hint("what was asked for may still be done: look before trying again"))
+                })
+            }
+            Target::OpenApi => Ok(whole("application/json", self.openapi.clone())),
+            Target::Healthz => Ok(whole("text/plain", Bytes::from_static(b"alive\n"))),
+            Target::Readyz => match self.control.ready().await {
+                Ok(()) => Ok(whole("text/plain", Bytes::from_static(b"ready\n"))),
+                Err(why) => Err(Problem::new(Code::Unavailable, why).hint("atoll status")),
+            },
+            Target::Metrics => {
+                let page = metrics::page(&self.control.metrics().await?);
+                Ok(whole("text/plain; version=0.0.4; charset=utf-8", Bytes::from(page)))
+            }
+        }
+    }
+
+    async fn dispatch(&self, op: Op, asked: &Parsed) -> Result<Response<Body>, Problem> {
+        let control = &self.control;
+        let (scope, change) = (asked.scope, asked.change);
+        match op {
+            Op::StatusShow => self.item(control.status(scope).await?),
+            Op::ClusterShow => self.item(control.cluster().await?),
+            Op::HealthShow => self.item(control.health(scope).await?),
+            Op::HostList => self.list(asked, control.hosts(scope).await?, |h| h.name.clone()),
+            Op::HostShow => {
+                let host = asked.param(0);
+                let all = control.hosts(Scope::Cluster).await?;
+                let found = all.into_iter().find(|h| h.name == host || h.id == host);
+                self.item(found.ok_or_else(|| Problem::not_found("host", host))?)
+            }
+            Op::DiskList => {
+                self.list(asked, control.disks(asked.param(0)).await?, |d| d.path.clone())
+            }
+            Op::DiskWipe => {
+                let request = asked.body()?;
+                self.item(control.disk_wipe(asked.param(0), request, change).await?)
+            }
+            Op::GroupList => {
+                self.list(asked, control.groups(scope).await?, |g| format!("{} {}", g.host, g.id))
+            }
+            Op::GroupShow => {
+                let group = asked.param(0);
+                let all = control.groups(Scope::Cluster).await?;
+                let found = all.into_iter().find(|g| g.id == group);
+                self.item(found.ok_or_else(|| Problem::not_found("group", group))?)
+            }
+            Op::GroupCreate => {
+                let request: GroupCreate = asked.body()?;
+                if request.disks.is_empty() {
+                    return Err(Problem::new(Code::BadValue, "disks must name at least one disk")
+                        .field("disks"));
+                }
+                self.item(control.group_create(request, change).await?)
+            }
+            Op::PolicyList => {
+                self.list(asked, control.policies().await?, |policy| policy.name.clone())
+            }
+            Op::PolicyShow => {
+                let wanted = asked.param(0);
+                let found = control.policies().await?.into_iter().find(|p| p.name == wanted);
+                self.item(found.ok_or_else(|| Problem::not_found("policy", wanted))?)
+            }
+            Op::PolicyCreate => {
+                let policy: Policy = asked.body()?;
+                check_name("policy", "name", &policy.name)?;
+                self.item(control.policy_create(policy, change).await?)
+            }
+            Op::PolicyDelete => {
+                control.policy_delete(asked.param(0), change).await.map(|()| nothing())
+            }
+            Op::PolicyCheck => {
+                let request: PolicyCheckRequest = asked.body()?;
+                check_size(request.size_bytes)?;
+                self.item(control.policy_check(asked.param(0), request.size_bytes).await?)
+            }
+            Op::VolumeList => {
+                self.list(asked, control.volumes(scope).await?, |volume| volume.name.clone())
+            }
+            Op::VolumeShow => self.volume(control.volume(asked.param(0)).await?),
+            Op::VolumeCreate => self.volume_create(asked).await,
+            Op::VolumePatch => {
+                let patch: VolumePatch = asked.body()?;
+                self.volume_patch(asked, patch).await
+            }
+            Op::VolumeResize => {
+                let VolumeResize { size_bytes, shrink } = asked.body()?;
+                let patch = VolumePatch { size_bytes: Some(size_bytes), shrink };
+                self.volume_patch(asked, patch).await
+            }
+            Op::VolumeDelete => {
+                control.volume_delete(asked.param(0), change).await.map(|()| nothing())
+            }
+            Op::VolumePlacement => self.item(control.placement(asked.param(0)).await?),
+            Op::ResyncShow => self.item(control.resync(scope).await?),
+            Op::ResyncPatch => {
+                let patch: ResyncPatch = asked.body()?;
+                self.item(control.resync_patch(patch, change).await?)
+            }
+            Op::ScrubList => self.list(asked, control.scrubs(scope).await?, |s| s.group.clone()),
+            Op::ScrubStart => {
+                let request: ScrubStart = asked.body()?;
+                let started = control.scrub_start(request, scope, change).await?;
+                self.list(asked, started, |scrub| scrub.group.clone())
+            }
+            Op::ScrubStop => {
+                let group = asked.query("group");
+                control.scrub_stop(group, scope, change).await.map(|()| nothing())
+            }
+            Op::TaskList => self.list(asked, control.tasks(scope).await?, |t| t.id.clone()),
+            Op::TaskShow => {
+                let wanted = asked.param(0);
+                let all = control.tasks(Scope::Cluster).await?;
+                let found = all.into_iter().find(|task| task.id == wanted);
+                self.item(found.ok_or_else(|| Problem::not_found("task", wanted))?)
+            }
+            Op::EventList if asked.flag("follow")? => self.follow(scope, asked.number("since")?),
+            Op::EventList => {
+                let since = asked.number("since")?.unwrap_or(0);
+                let events = control.events(scope, since).await?;
+                self.list(asked, events, |event| format!("{:020} {}", event.id, event.host))
+            }
+            Op::SessionList => {
+                let sessions = control.sessions(scope, asked.query("volume")).await?;
+                self.list(asked, sessions, |s| {
+                    format!("{} {} {} {}", s.volume, s.host, s.peer, s.since)
+                })
+            }
+        }
+    }
+
+    async fn volume_create(&self, asked: &Parsed) -> Result<Response<Body>, Problem> {
+        let request: VolumeCreate = asked.body()?;
+        check_name("volume", "name", &request.name)?;
+        check_size(request.size_bytes)?;
+        if let Some(policy) = &request.policy {
+            check_name("policy", "policy", policy)?;
+        }
+        let Some(key) = asked.idempotency_key.as_deref().filter(|_| !asked.change.dry_run) else {
+            return self.volume(self.control.volume_create(request, asked.change).await?);
+        };
+        match self.keys.begin(key, &asked.bytes)? {
+            Begin::Known(volume) => self.volume(volume),
+            Begin::New(slot) => {
+                let volume = self.control.volume_create(request, asked.change).await?;
+                slot.finish(volume.clone());
+                self.volume(volume)
+            }
+        }
+    }
+
+    async fn volume_patch(
+        &self,
+        asked: &Parsed,
+        patch: VolumePatch,
+    ) -> Result<Response<Body>, Problem> {
+        match patch.size_bytes {
+            Some(size) => check_size(size)?,
+            None => {
+                return Err(Problem::new(Code::BadValue, "the body changes nothing")
+                    .hint("accepted: size_bytes")
+                    .field("size_bytes"));
+            }
+        }
+        self.volume(self.control.volume_patch(asked.param(0), patch, asked.change).await?)
+    }
+
+    fn item<T: Named + serde::Serialize>(&self, item: T) -> Result<Response<Body>, Problem> {
+        json(&Item::new(item, self.control.unix_ms()))
+    }
+
+    fn volume(&self, volume: Volume) -> Result<Response<Body>, Problem> {
+        let tag = format!("\"{}\"", volume.revision);
+        let mut reply = self.item(volume)?;
+        let tag = HeaderValue::from_str(&tag).expect("digits in quotes");
+        reply.headers_mut().insert(header::ETAG, tag);
+        Ok(reply)
+    }
+
+    /// One page, in the order of `key`, which is unique and also the cursor.
+    fn list<T: Named + serde::Serialize>(
+        &self,
+        asked: &Parsed,
+        mut items: Vec<T>,
+        key: impl Fn(&T) -> String,
+    ) -> Result<Response<Body>, Problem> {
+        let limit = match asked.number("limit")? {
+            None => limits::PAGE_DEFAULT,
+            Some(limit @ 1..=1_000) => limit as usize,
+            Some(other) => {
+                let detail = format!("limit is {other}, and must be 1 to {}", limits::PAGE_MAX);
+                return Err(Problem::new(Code::BadValue, detail).field("limit"));
+            }
+        };
+        items.sort_by_cached_key(&key);
+        if let Some(cursor) = asked.query("cursor") {
+            items.retain(|item| key(item).as_str() > cursor);
+        }
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more).map(&key);
+        json(&List::new(items, next, self.control.unix_ms()))
+    }
+
+    /// Server-sent events until the client goes away or the server stops.
+    fn follow(&self, scope: Scope, since: Option<u64>) -> Result<Response<Body>, Problem> {
+        let permit = self.followers.clone().try_acquire_owned().map_err(|_| {
+            let detail = format!("{} followers already", limits::FOLLOWERS_MAX);
+            Problem::new(Code::TooMany, detail)
+        })?;
+        let control = self.control.clone();
+        let mut stop = self.stop.clone();
+        let begin = since.unwrap_or_else(|| control.unix_ms() * 1_000);
+        let (mut sender, channel) = Channel::new(16);
+        let follow = async move {
+            let mut seen: BTreeSet<(u64, String)> = BTreeSet::new();
+            let mut newest = begin;
+            for round in 0u32.. {
+                let floor = begin.max(newest.saturating_sub(FOLLOW_OVERLAP_US));
+                // A round without an answer is followed by another.
+                let events = control.events(scope, floor).await.unwrap_or_default();
+                seen.retain(|(id, _)| *id > floor);
+                for event in events {
+                    newest = newest.max(event.id);
+                    if !seen.insert((event.id, event.host.clone())) {
+                        continue;
+                    }
+                    let data = serde_json::to_string(&event).expect("events have string keys");
+                    let text = format!("id: {}\ndata: {data}\n\n", event.id);
+                    if sender.send_data(Bytes::from(text)).await.is_err() {
+                        return;
+                    }
+                }
+                if round % FOLLOW_BEAT == 0
+                    && sender.send_data(Bytes::from_static(b": alive\n\n")).await.is_err()
+                {
+                    return;
+                }
+                tokio::time::sleep(FOLLOW_EVERY).await;
+            }
+        };
+        // Ends when the client goes away (within a beat) or the server stops.
+        tokio::spawn(async move {
+            let _permit = permit;
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => {}
+                () = follow => {}
+            }
+        });
+        let mut reply = Response::new(Either::Right(channel));
+        set(&mut reply, header::CONTENT_TYPE, "text/event-stream");
+        set(&mut reply, header::CACHE_CONTROL, "no-store");
+        Ok(reply)
+    }
+}
+
+fn check_name(what: &str, field: &str, text: &str) -> Result<(), Problem> {
+    name::check(what, text).map_err(|why| Problem::new(Code::BadName, why).field(field))
+}
+
+/// Whether a volume may have that size.
+fn check_size(bytes: u64) -> Result<(), Problem> {
+    let bad = |why: String| Err(Problem::new(Code::BadSize, why).field("size_bytes"));
+    if bytes == 0 {
+        return bad("size_bytes is 0, and must be at least 4096".into());
+    }
+    if bytes > OBJECT_MAX {
+        return bad(format!("size_bytes is {bytes}, and must be at most {OBJECT_MAX} (62 TiB)"));
+    }
+    if bytes % BLOCK != 0 {
+        let near = bytes.next_multiple_of(BLOCK);
+        return bad(format!("size_bytes is {bytes}, and must be a multiple of {BLOCK}"))
+            .map_err(|problem: Problem| problem.hint(format!("the next one is {near}")));
+    }
+    Ok(())
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<Response<Body>, Problem> {
+    let text = serde_json::to_vec(value)
+        .map_err(|e| Problem::new(Code::Failed, format!("the answer is not JSON: {e}")))?;
+    Ok(whole("application/json", Bytes::from(text)))
+}
+
+fn whole(content_type: &'static str, bytes: Bytes) -> Response<Body> {
+    let mut reply = Response::new(Either::Left(Full::new(bytes)));
+    set(&mut reply, header::CONTENT_TYPE, content_type);
+    set(&mut reply, header::CACHE_CONTROL, "no-store");
+    set(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    reply
+}
+
+fn nothing() -> Response<Body> {
+    let mut reply = Response::new(Either::Left(Full::new(Bytes::new())));
+    *reply.status_mut() = StatusCode::NO_CONTENT;
+    reply
+}
+
+fn set(reply: &mut Response<Body>, name: header::HeaderName, value: &'static str) {
+    reply.headers_mut().insert(name, HeaderValue::from_static(value));
+}
+
+/// A problem as a reply.
+fn refuse(problem: &Problem) -> Response<Body> {
+    let text = serde_json::to_vec(problem).expect("a problem has string keys");
+    let mut reply = whole("application/problem+json", Bytes::from(text));
+    *reply.status_mut() =
+        StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if problem.code == Code::NoMethod {
+        if let Some(allowed) = problem.field.as_deref().and_then(|a| HeaderValue::from_str(a).ok())
+        {
+            reply.headers_mut().insert(header::ALLOW, allowed);
+        }
+    }
+    // The rest of a body that was refused unread must not be taken for the next request.
+    if matches!(problem.code, Code::BodyTooLarge | Code::BadRequest | Code::SlowClient) {
+        set(&mut reply, header::CONNECTION, "close");
+    }
+    reply
+}
+
+/// Methods that a path of the table knows, for `Allow`.
+fn allowed(path: &str) -> String {
+    let methods: BTreeSet<&str> = ROUTES
+        .iter()
+        .filter(|route| request::matches(route.path, path).is_some())
+        .map(|route| route.method)
+        .collect();
+    methods.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// `HEAD` is answered like `GET`, without the body.
+fn effective(method: &Method) -> &str {
+    if method == Method::HEAD { "GET" } else { method.as_str() }
+}
