@@ -42,6 +42,14 @@ pub fn all_dependencies(manifest: &str) -> Vec<String> {
     names(manifest, &["dependencies", "build-dependencies", "dev-dependencies"])
 }
 
+/// The names that the root manifest offers to all crates.
+pub fn offered(manifest: &str) -> Vec<String> {
+    let offer = manifest.lines().skip_while(|line| line.trim() != "[workspace.dependencies]");
+    let lines = offer.skip(1).take_while(|line| !line.starts_with('['));
+    let names = lines.filter_map(|line| line.split([' ', '=', '.']).next());
+    names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_owned).collect()
+}
+
 fn names(manifest: &str, tables: &[&str]) -> Vec<String> {
     let mut names = Vec::new();
     let mut inside = false;
@@ -83,7 +91,7 @@ pub fn check(folder: &str, manifest: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_dependencies, check, dependencies};
+    use super::{all_dependencies, check, dependencies, offered};
 
     #[test]
     fn every_form_of_a_dependency_is_seen() {
@@ -92,6 +100,13 @@ mod tests {
             [target.'cfg(unix)'.dependencies]\ne = \"1\"\n[dev-dependencies]\nf = \"1\"\n";
         assert_eq!(dependencies(manifest), ["a", "b-c", "d", "e"]);
         assert_eq!(all_dependencies(manifest), ["a", "b-c", "d", "e", "f"]);
+    }
+
+    #[test]
+    fn the_offer_of_the_root_is_read() {
+        let manifest =
+            "[workspace]\n[workspace.dependencies]\na = \"1\"\n# x\nb = {}\n[profile]\nc = 1\n";
+        assert_eq!(offered(manifest), ["a", "b"]);
     }
 
     #[test]

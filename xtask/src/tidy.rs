@@ -71,6 +71,8 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
         if name.ends_with("Cargo.toml") {
             let outside = manifest::all_dependencies(&text).into_iter();
             tidy.outside.extend(outside.filter(|name| !name.starts_with("atoll-")));
+            let offered = manifest::offered(&text).into_iter();
+            tidy.offered.extend(offered.filter(|name| !name.starts_with("atoll-")));
         } else if name == REASONS {
             let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
             tidy.explained.extend(rows.map(str::to_owned));
@@ -87,6 +89,9 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
     }
     for name in tidy.explained.difference(&tidy.outside) {
         tidy.complaints.push(format!("{REASONS}: nothing depends on {name} any more"));
+    }
+    for name in tidy.offered.difference(&tidy.outside) {
+        tidy.complaints.push(format!("Cargo.toml: offers {name}, which no crate takes"));
     }
     for (mark, places) in std::mem::take(&mut tidy.marks) {
         if let [first, rest @ ..] = &places[..] {
@@ -127,6 +132,8 @@ struct Tidy {
     /// Crates of others that some crate depends on, and those with a reason.
     outside: BTreeSet<String>,
     explained: BTreeSet<String>,
+    /// Those that the root manifest offers.
+    offered: BTreeSet<String>,
     file_lines: Vec<(usize, String)>,
     function_lines: Vec<(usize, String)>,
 }

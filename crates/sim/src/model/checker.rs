@@ -1,7 +1,8 @@
 //! The searches: every state once, breadth first; and seeded random walks.
 
+use super::start::start;
 use super::state::{State, Wrong};
-use super::step::{Action, Steps, start};
+use super::step::{Action, Steps};
 use super::{Config, Rules, trace};
 use std::collections::BTreeSet;
 use std::fmt;

@@ -20,6 +20,7 @@ mod checker;
 pub mod lease;
 mod monitor;
 mod rules;
+mod start;
 mod state;
 mod step;
 pub mod ticket;
