@@ -4,3 +4,15 @@
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
 pub mod directory;
+mod disk;
+pub mod limits;
+mod pool;
+mod shard;
+mod stream;
+mod tcp;
+mod uring;
+
+pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
+pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
+pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
+pub use tcp::{RealConn, RealNet};

@@ -1,0 +1,29 @@
+//! Every bound of this crate, with the arithmetic behind it.
+
+/// Operations of one shard that the ring (or the pool) works on at once; more wait in order.
+/// An NVMe drive is saturated by far less; a disk group's store issues a few dozen.
+pub const DISK_OPS_MAX: u32 = 256;
+/// Threads of the pool that stands in for the ring, per shard.
+pub const POOL_THREADS: usize = 8;
+/// Disks of one shard whose file is registered with the ring; further ones work without.
+pub const REGISTERED_FILES: u32 = 64;
+/// Pieces of one device write; more are joined first (`IOV_MAX`).
+pub const PIECES_MAX: usize = 1024;
+
+/// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
+pub const STREAM_BUFFER: usize = 256 << 10;
+/// Payloads up to this length are taken out of the stream buffer; of longer ones, what is not in
+/// it yet is read to where it stays.
+pub const COPIED_PAYLOAD_MAX: usize = 16 << 10;
+/// Pieces that one vectored write takes (`IOV_MAX`).
+pub const WRITE_PIECES_MAX: usize = 1024;
+/// Bytes that one vectored write takes: a connection with a long queue lets others go first.
+pub const WRITE_BYTES_MAX: usize = 4 << 20;
+/// Data that is not acknowledged for that long breaks its connection, in milliseconds. Longer
+/// than `transport` takes to find a peer silent, so it ends only what that cannot see: one lane
+/// of several that is stuck.
+pub const TCP_UNACKED_MS: u32 = 5000;
+/// Connections that may wait to be accepted.
+pub const BACKLOG: u32 = 1024;
+
+const _: () = assert!(COPIED_PAYLOAD_MAX < STREAM_BUFFER && DISK_OPS_MAX.is_power_of_two());

@@ -1,0 +1,184 @@
+//! A shard: one thread, one single-threaded runtime, one world. Time, chance and tasks.
+//!
+//! Time is `CLOCK_BOOTTIME`: it goes on while the machine is suspended, so a lease runs out then
+//! too. All shards of a machine share it.
+
+use crate::{RealDisk, RealNet};
+use atoll_world::{Directory, Nanos, World};
+use rand::rngs::{StdRng, SysRng};
+use rand::{Rng, SeedableRng};
+use rustix::time::{ClockId, clock_gettime};
+use std::cell::RefCell;
+use std::future::{Future, pending};
+use std::io;
+use std::rc::Rc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// The runtime's timers stop while the machine is suspended. A long sleep looks at the right
+/// clock at least that often, so it ends at most this late.
+const SLEEP_MAX: Nanos = Nanos::from_secs(10);
+
+/// The real world. Lives on one thread, inside [`run`] or [`Shard::start`].
+pub struct RealWorld<D>(Rc<Inner<D>>);
+
+struct Inner<D> {
+    net: RealNet,
+    directory: D,
+    random: RefCell<StdRng>,
+}
+
+impl<D> Clone for RealWorld<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D: Directory> RealWorld<D> {
+    /// A world that talks to peers through `net` and knows the cluster through `directory`.
+    ///
+    /// # Errors
+    /// The system gives no entropy.
+    pub fn new(net: RealNet, directory: D) -> io::Result<Self> {
+        let random = StdRng::try_from_rng(&mut SysRng).map_err(io::Error::other)?;
+        Ok(Self(Rc::new(Inner { net, directory, random: RefCell::new(random) })))
+    }
+}
+
+/// Time since the machine was started, suspension included.
+pub fn now() -> Nanos {
+    let t = clock_gettime(ClockId::Boottime);
+    let (seconds, nanos) = (t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs());
+    Nanos(seconds * 1_000_000_000 + nanos)
+}
+
+/// Milliseconds since 1970, by the system's calendar.
+pub fn unix_ms() -> u64 {
+    let t = clock_gettime(ClockId::Realtime);
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1000 + t.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+/// Returns at `at` or up to a few milliseconds later.
+pub async fn sleep_until(at: Nanos) {
+    if at == Nanos::NEVER {
+        // Whoever asked for this selects on something else.
+        return pending().await;
+    }
+    loop {
+        let left = at.since(now());
+        if left == Nanos::ZERO {
+            return;
+        }
+        tokio::time::sleep(Duration::from_nanos(left.min(SLEEP_MAX).0)).await;
+    }
+}
+
+impl<D: Directory> World for RealWorld<D> {
+    type Disk = RealDisk;
+    type Net = RealNet;
+    type Directory = D;
+
+    fn now(&self) -> Nanos {
+        now()
+    }
+    fn unix_ms(&self) -> u64 {
+        unix_ms()
+    }
+    async fn sleep_until(&self, at: Nanos) {
+        sleep_until(at).await;
+    }
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        tokio::task::spawn_local(task);
+    }
+    fn random(&self) -> u64 {
+        self.0.random.borrow_mut().next_u64()
+    }
+    async fn charge(&self, _cpu: Nanos) {}
+    fn net(&self) -> &RealNet {
+        &self.0.net
+    }
+    fn directory(&self) -> &D {
+        &self.0.directory
+    }
+}
+
+/// Runs `main` and everything it spawns on this thread until `main` ends; what it spawned ends
+/// with it.
+///
+/// # Errors
+/// No runtime can be made (no file descriptors left).
+pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = tokio::task::LocalSet::new();
+    let out = local.block_on(&runtime, main);
+    // Tasks own sockets and rings that are registered with the runtime: they go first.
+    drop(local);
+    Ok(out)
+}
+
+/// A thread that runs a shard.
+pub struct Shard<T>(JoinHandle<io::Result<T>>);
+
+impl<T: Send + 'static> Shard<T> {
+    /// Starts a thread named `name` that [`run`]s what `main` makes there.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start<F, M>(name: &str, main: M) -> io::Result<Self>
+    where
+        F: Future<Output = T>,
+        M: FnOnce() -> F + Send + 'static,
+    {
+        let builder = Builder::new().name(name.to_owned());
+        Ok(Self(builder.spawn(move || run(async { main().await }))?))
+    }
+
+    /// What `main` returned. Blocks until it has ended.
+    ///
+    /// # Errors
+    /// No runtime could be made.
+    ///
+    /// # Panics
+    /// If the shard panicked.
+    pub fn join(self) -> io::Result<T> {
+        match self.0.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Shard, now, run, sleep_until, unix_ms};
+    use atoll_world::Nanos;
+
+    #[test]
+    fn sleeping_ends_after_its_moment_and_clocks_agree_between_shards() {
+        let other = Shard::start("other", || async {
+            let at = now() + Nanos::from_ms(20);
+            sleep_until(at).await;
+            sleep_until(at).await;
+            (at, now())
+        })
+        .unwrap();
+        let (at, after) = other.join().unwrap();
+        assert!(at <= after && after <= now());
+        assert!(unix_ms() > 1_700_000_000_000);
+    }
+
+    #[test]
+    fn tasks_end_with_their_shard() {
+        let held = std::rc::Rc::new(());
+        let inside = held.clone();
+        run(async move {
+            tokio::task::spawn_local(async move {
+                sleep_until(Nanos::NEVER).await;
+                drop(inside);
+            });
+            tokio::task::yield_now().await;
+        })
+        .unwrap();
+        assert_eq!(std::rc::Rc::strong_count(&held), 1);
+    }
+}

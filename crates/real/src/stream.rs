@@ -1,0 +1,193 @@
+//! Byte streams of clients: TCP and Unix sockets, and where to listen for them.
+
+use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::limits::WRITE_PIECES_MAX;
+
+/// A connected client.
+pub struct RealStream {
+    socket: Socket,
+    peer: String,
+}
+
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Both halves share the socket; it closes with the last of them.
+pub struct StreamRead(Rc<Socket>);
+/// See [`StreamRead`].
+pub struct StreamWrite(Rc<Socket>);
+
+impl RealStream {
+    /// A client over TCP.
+    ///
+    /// # Errors
+    /// It has gone already.
+    pub fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let peer = stream.peer_addr()?.to_string();
+        Ok(Self { socket: Socket::Tcp(stream), peer })
+    }
+
+    /// A client over a Unix socket.
+    pub fn unix(stream: UnixStream) -> Self {
+        let pid = stream.peer_cred().ok().and_then(|c| c.pid());
+        let peer = pid.map_or("unix".to_owned(), |pid| format!("unix, process {pid}"));
+        Self { socket: Socket::Unix(stream), peer }
+    }
+}
+
+impl ByteStream for RealStream {
+    type Read = StreamRead;
+    type Write = StreamWrite;
+    fn split(self) -> (StreamRead, StreamWrite) {
+        let socket = Rc::new(self.socket);
+        (StreamRead(socket.clone()), StreamWrite(socket))
+    }
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+}
+
+impl Socket {
+    async fn ready(&self, interest: Interest) -> io::Result<()> {
+        match self {
+            Self::Tcp(s) => s.ready(interest).await?,
+            Self::Unix(s) => s.ready(interest).await?,
+        };
+        Ok(())
+    }
+    fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(s) => s.try_read(into),
+            Self::Unix(s) => s.try_read(into),
+        }
+    }
+    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(s) => s.try_write_vectored(slices),
+            Self::Unix(s) => s.try_write_vectored(slices),
+        }
+    }
+}
+
+impl ByteRead for StreamRead {
+    async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.0.ready(Interest::READABLE).await?;
+            match self.0.try_read(into) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+impl ByteWrite for StreamWrite {
+    async fn write_all(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
+        let mut slices: Vec<_> = pieces.iter().map(|p| IoSlice::new(p.as_slice())).collect();
+        let mut rest = &mut slices[..];
+        // An empty piece at the front would look like the end of the stream.
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            match self.0.try_write(&rest[..rest.len().min(WRITE_PIECES_MAX)]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => IoSlice::advance_slices(&mut rest, n),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.0.ready(Interest::WRITABLE).await?;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where clients connect. A Unix socket's file is removed when it is dropped.
+pub struct StreamListener(Listener);
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl StreamListener {
+    /// Listens at a TCP address.
+    ///
+    /// # Errors
+    /// The address is taken or not ours; names it.
+    pub async fn tcp(address: SocketAddr) -> io::Result<Self> {
+        match TcpListener::bind(address).await {
+            Ok(listener) => Ok(Self(Listener::Tcp(listener))),
+            Err(e) => Err(io::Error::new(e.kind(), format!("cannot listen at {address}: {e}"))),
+        }
+    }
+
+    /// Listens at a Unix socket; takes the place of a socket that nobody listens at any more,
+    /// and of nothing else.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody listens there. `AlreadyExists`: it is no socket. Others: the system
+    /// refuses. Each names the path.
+    pub fn unix(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        let named = |e: io::Error| {
+            io::Error::new(e.kind(), format!("cannot listen at '{}': {e}", path.display()))
+        };
+        if let Ok(found) = std::fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                let e = io::Error::new(io::ErrorKind::AlreadyExists, "there is another file");
+                return Err(named(e));
+            }
+            match std::os::unix::net::UnixStream::connect(path) {
+                Ok(_) => {
+                    let why = "another process listens there";
+                    return Err(named(io::Error::new(io::ErrorKind::AddrInUse, why)));
+                }
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path).map_err(named)?;
+                }
+                Err(e) => return Err(named(e)),
+            }
+        }
+        let listener = UnixListener::bind(path).map_err(named)?;
+        Ok(Self(Listener::Unix(listener, path.to_owned())))
+    }
+
+    /// The TCP address, with the port that the system chose for port 0; none for a Unix socket.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match &self.0 {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+
+    /// The next client.
+    ///
+    /// # Errors
+    /// This one was not to be had (gone again, no file descriptors left): pause, then go on.
+    pub async fn accept(&self) -> io::Result<RealStream> {
+        match &self.0 {
+            Listener::Tcp(listener) => RealStream::tcp(listener.accept().await?.0),
+            Listener::Unix(listener, _) => Ok(RealStream::unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+impl Drop for StreamListener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = &self.0 {
+            // Whoever removed it before was right too.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
