@@ -92,6 +92,15 @@ fn r4_f11_since_is_higher_than_what_all_members_hold() {
 }
 
 #[test]
+fn r4_roll_forward_with_new_ids_raises_the_watermark() {
+    // A flaw of our own: W counted from the new ids says that everything of older epochs is
+    // everywhere, while some of it still waits to be rolled forward.
+    let budget = Budget { reads: 2, crashes: 1, ..NONE };
+    let config = Config { epochs: 3, writes: 2, blocks: [0, 1, 0], new_ids: true, budget, ..QUIET };
+    needs(Rule::R4RolledHoldWatermark, Wrong::NotLinearizable, config);
+}
+
+#[test]
 fn r4_f12_since_rises_on_the_second_failure() {
     let budget = Budget { drops: 1, readmits: 1, promotes: 1, copies: 1, ..NONE };
     needs(Rule::R4KeepFrom, Wrong::ActiveLacksAcknowledged, Config { budget, ..BEHIND });
@@ -149,6 +158,18 @@ fn r7_a20_a_restarted_member_lists_too_few_uncommitted_ops() {
 fn r8_f1_a_read_sees_a_write_in_flight() {
     let budget = Budget { reads: 2, ..NONE };
     needs(Rule::R8ReadsWait, Wrong::NotLinearizable, Config { budget, ..QUIET });
+}
+
+#[test]
+fn r8_a_write_gives_its_lock_back_before_its_fate_is_decided() {
+    let budget = Budget { reads: 2, ..NONE };
+    needs(Rule::R8LockUntilDecided, Wrong::NotLinearizable, Config { budget, ..QUIET });
+}
+
+#[test]
+fn r8_a_late_reply_answers_a_later_read() {
+    let budget = Budget { reads: 2, ..NONE };
+    needs(Rule::R8LateReplies, Wrong::NotLinearizable, Config { budget, ..QUIET });
 }
 
 #[test]
@@ -296,7 +317,12 @@ fn r21_a_deposed_owner_goes_on_changing_the_record() {
 
 #[test]
 fn r21_f19_a_write_sent_again_lands_after_a_newer_one() {
-    for rule in [Rule::R21Tickets, Rule::R21TicketsUntilSettled, Rule::R21SettledRefused] {
+    for rule in [
+        Rule::R21Tickets,
+        Rule::R21TicketsUntilSettled,
+        Rule::R21EveryRequest,
+        Rule::R21SettledRefused,
+    ] {
         flawed(rule, Wrong::NotLinearizable, &ticket::check(Rules::without(rule)));
     }
     sound("retries with tickets", &ticket::check(Rules::ALL));
@@ -314,6 +340,7 @@ fn complete_takeover_drop_and_crashes() {
     let three = Config { epochs: 3, budget, ..QUIET };
     complete("takeover, drop, owner crash, 2 writes", Config { writes: 2, ..three });
     complete("takeover, drop, owner crash, late acks", Config { acks_travel: true, ..three });
+    complete("takeover, drop, owner crash, new ids", Config { new_ids: true, ..three });
     let budget = Budget { restarts: 1, ..budget };
     complete("takeover, drop, owner crash, member restart", Config { budget, ..three });
     let budget = Budget { reads: 2, drops: 1, give_backs: 1, restarts: 1, ..NONE };
@@ -363,6 +390,7 @@ const STORM: Config = Config {
     blocks: [0, 1, 0],
     acks_travel: true,
     lock_free_copy: false,
+    new_ids: false,
     budget: Budget {
         reads: 3,
         drops: 2,
@@ -384,6 +412,7 @@ fn walks_with_every_trouble_find_nothing() {
     let pair = Config { members: 2, blocks: [0; 3], ..STORM };
     let storms = [
         ("healthy", STORM),
+        ("healthy, new ids in roll-forward", Config { new_ids: true, ..STORM }),
         ("resyncing", Config { start: Start::Resyncing, ..STORM }),
         ("behind", Config { start: Start::Behind, ..STORM }),
         ("behind, lock-free copy", Config { start: Start::Behind, lock_free_copy: true, ..STORM }),

@@ -65,6 +65,8 @@ pub struct Config {
     pub acks_travel: bool,
     /// Copies take no range lock (R17b).
     pub lock_free_copy: bool,
+    /// Roll-forward gives operations new ids; else they keep theirs.
+    pub new_ids: bool,
     /// How often each trouble may happen.
     pub budget: Budget,
 }
@@ -79,6 +81,7 @@ impl Config {
         blocks: [0; 3],
         acks_travel: false,
         lock_free_copy: false,
+        new_ids: false,
         budget: Budget {
             reads: 0,
             drops: 0,

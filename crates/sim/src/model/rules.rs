@@ -26,6 +26,8 @@ pub enum Rule {
     R3AttachResyncing,
     /// Off: `since` is the last operation assigned (F11).
     R4SinceIsWatermark,
+    /// Off: operations that got new ids in roll-forward hold W at these, not at the old ones.
+    R4RolledHoldWatermark,
     /// Off: a resyncing member that fails gets a new `since` (F12).
     R4KeepFrom,
     /// Off: a restarted owner goes on with its epoch (F14).
@@ -44,6 +46,10 @@ pub enum Rule {
     R7DescriptorsDurable,
     /// Off: reads do not wait for writes in flight on their range (F1).
     R8ReadsWait,
+    /// Off: a write that takes too long gives its range lock back before its fate is decided.
+    R8LockUntilDecided,
+    /// Off: the late reply of a read that was given up answers the next one.
+    R8LateReplies,
     /// Off: a member that restarts forgets its grants and answers a fence at once (F5).
     R9RestartGrace,
     /// Off: a give-back ends whichever grant stands (F17).
@@ -88,6 +94,8 @@ pub enum Rule {
     R21Tickets,
     /// Off: a ticket is forgotten as soon as its operation is committed (F19).
     R21TicketsUntilSettled,
+    /// Off: only requests that say they are a repetition are looked up (F19).
+    R21EveryRequest,
     /// Off: a request with a number that its client has settled is taken as new (F19).
     R21SettledRefused,
 }

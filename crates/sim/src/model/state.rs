@@ -103,6 +103,8 @@ pub enum Phase {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Op {
     pub id: u8,
+    /// The id it had before roll-forward gave it a new one; W stays below this (R4).
+    pub was: u8,
     pub block: u8,
     pub value: u8,
     /// Members it was sent to in their present session.
@@ -182,12 +184,22 @@ pub struct Owner {
 /// The client's read; one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Read {
-    /// 0: none; 1: sent to the member; 2: its data came.
+    /// 0: none; 1: sent to the member; 2: its data came; [`LATE`].
     pub stage: u8,
     pub owner: u8,
     pub block: u8,
     pub member: u8,
     pub value: u8,
+}
+
+/// The client has given up; the reply may still come (only with R8's part switched off).
+pub const LATE: u8 = 3;
+
+impl Read {
+    /// Whether a client waits for it at that owner, and its range is locked.
+    pub fn is_open_at(&self, owner: u8) -> bool {
+        matches!(self.stage, 1 | 2) && self.owner == owner
+    }
 }
 
 /// How often each trouble may still happen; what keeps the space finite.

@@ -6,7 +6,7 @@
 //! has ended; a paused owner is one that takes no step for a while.
 
 use super::state::{
-    ABSENT, ACTIVE, BLOCKS, Cas, Change, MEMBERS, Message, OPS, OWNERS, Op, Owner, Phase,
+    ABSENT, ACTIVE, BLOCKS, Cas, Change, LATE, MEMBERS, Message, OPS, OWNERS, Op, Owner, Phase,
     RESYNCING, Read, Record, SEQS, Session, State, Version, Wrong,
 };
 use super::{Config, Rule, Rules};
@@ -42,6 +42,12 @@ pub enum Action {
     ReadData,
     /// The owner answers the client.
     ReadAnswer,
+    /// Only without R8: the client and its range lock are let go, the reply is still to come.
+    ReadGivenUp,
+    /// Only without R8: a client reads that block, and gets the late reply of an earlier read.
+    ReadLate(u8, u8),
+    /// Only without R8: the owner gives up waiting for an operation, and its lock with it.
+    WriteGivenUp(u8, u8),
     /// The owner sends the drop of a member.
     Drop(u8, u8),
     /// The owner sends the return of an absent member.
@@ -99,8 +105,10 @@ impl Owner {
     }
 
     /// W (R4): it and everything below is durable on all active members.
-    fn watermark(&self) -> u8 {
-        let lowest = self.ops.iter().filter(|op| op.is_pending()).map(|op| op.id).min();
+    fn watermark(&self, rules: Rules) -> u8 {
+        let old = rules.has(Rule::R4RolledHoldWatermark);
+        let holds = |op: &Op| if old { op.was } else { op.id };
+        let lowest = self.ops.iter().filter(|op| op.is_pending()).map(holds).min();
         let known = match self.phase {
             Phase::Serving => lowest.map_or(self.last_assigned(), |id| id - 1),
             _ => 0,
@@ -231,6 +239,9 @@ impl Steps {
         if read.stage == 2 && self.leased(&s.owners[usize::from(read.owner)], read.member) {
             out.push(Action::ReadAnswer);
         }
+        if read.stage == 2 && !self.has(Rule::R8LateReplies) {
+            out.push(Action::ReadGivenUp);
+        }
         for m in 0..self.config.members {
             if s.left.restarts > 0 && s.dead & bit(m) == 0 {
                 out.push(Action::Restart(m));
@@ -312,7 +323,7 @@ impl Steps {
         let resyncing = o.view.mask(RESYNCING);
         if s.writes < self.config.writes && o.seq + 1 < SEQS && o.free_slot().is_some() {
             let block = self.config.blocks[usize::from(s.writes)];
-            let read_here = s.read.stage != 0 && s.read.owner == owner && s.read.block == block;
+            let read_here = s.read.is_open_at(owner) && s.read.block == block;
             let copy_lock =
                 o.copying != 0 && self.has(Rule::R17CopyLock) && !self.config.lock_free_copy;
             if o.pending(block).is_none()
@@ -322,7 +333,10 @@ impl Steps {
                 out.push(Action::Write(owner));
             }
         }
-        if left.reads > 0 && !(s.read.stage != 0 && s.read.owner == owner) {
+        if left.reads > 0 && !s.read.is_open_at(owner) {
+            if s.read.stage == LATE && s.read.owner == owner && self.may_read(o, s.read.block) {
+                out.push(Action::ReadLate(owner, s.read.block));
+            }
             let mut from = active;
             if !self.has(Rule::R19OnlyActiveServe) {
                 from |= o.view.mask(ABSENT) | resyncing;
@@ -369,6 +383,13 @@ impl Steps {
             for m in members(active | resyncing) {
                 if o.attach[usize::from(m)] != 0 {
                     out.push(Action::Reattach(owner, m));
+                }
+            }
+        }
+        if !self.has(Rule::R8LockUntilDecided) {
+            for (slot, op) in o.ops.iter().enumerate() {
+                if op.is_pending() && op.client {
+                    out.push(Action::WriteGivenUp(owner, slot as u8));
                 }
             }
         }
@@ -532,6 +553,18 @@ impl Steps {
                 s.monitors[usize::from(s.read.block)].read_ends(s.read.value);
                 s.read = Read::default();
             }
+            Action::ReadGivenUp => {
+                s.monitors[usize::from(s.read.block)].read_is_given_up();
+                s.read.stage = LATE;
+            }
+            Action::ReadLate(_, block) => {
+                s.left.reads -= 1;
+                s.monitors[usize::from(block)].read_begins();
+                s.read.stage = 2;
+            }
+            Action::WriteGivenUp(owner, slot) => {
+                s.owners[usize::from(owner)].ops[usize::from(slot)].decided = true;
+            }
             Action::Drop(owner, m) => self.drop_member(s, owner, m),
             Action::Readmit(owner, m) => {
                 s.left.readmits -= 1;
@@ -613,10 +646,10 @@ impl Steps {
     }
 
     fn give_up_read(&self, s: &mut State) {
-        if s.read.stage != 0 {
+        if matches!(s.read.stage, 1 | 2) {
             s.monitors[usize::from(s.read.block)].read_is_given_up();
-            s.read = Read::default();
         }
+        s.read = Read::default();
     }
 
     /// The owner process forgets everything; the next one on its host has its own incarnation.
@@ -775,7 +808,7 @@ impl Steps {
 
     fn send_op(&self, s: &mut State, owner: u8, slot: usize, m: u8) {
         let o = &mut s.owners[usize::from(owner)];
-        let told = o.watermark();
+        let told = o.watermark(self.rules);
         let op = &mut o.ops[slot];
         op.sent |= bit(m);
         let message = Message::Op {
@@ -830,7 +863,14 @@ impl Steps {
                     let o = &mut s.owners[usize::from(owner)];
                     let slot = o.free_slot().expect("a new owner has no operations");
                     let block = block as u8;
-                    o.ops[slot] = Op { id, value, block, ..Op::default() };
+                    let was = id;
+                    let id = if self.config.new_ids {
+                        o.seq += 1;
+                        o.last_assigned()
+                    } else {
+                        id
+                    };
+                    o.ops[slot] = Op { id, was, value, block, ..Op::default() };
                 }
             }
         }
@@ -864,7 +904,7 @@ impl Steps {
         o.seq += 1;
         let slot = o.free_slot().expect("checked before");
         let id = o.last_assigned();
-        o.ops[slot] = Op { id, block, value, client: true, ..Op::default() };
+        o.ops[slot] = Op { id, was: id, block, value, client: true, ..Op::default() };
         let to = o.view.mask(ACTIVE) | o.view.mask(RESYNCING);
         for m in members(to) {
             if s.owners[usize::from(owner)].attach[usize::from(m)] == 0 {
@@ -886,7 +926,7 @@ impl Steps {
             (_, RESYNCING) if self.has(Rule::R4KeepFrom) => o.view.since[at],
             (Phase::Fencing, _) if self.has(Rule::R6SinceFromAnswers) => o.told,
             (Phase::Fencing, _) => o.epoch * SEQS,
-            _ if self.has(Rule::R4SinceIsWatermark) => o.watermark(),
+            _ if self.has(Rule::R4SinceIsWatermark) => o.watermark(self.rules),
             _ => o.last_assigned(),
         };
         let mut new = o.view;

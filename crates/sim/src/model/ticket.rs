@@ -23,8 +23,10 @@ struct State {
     value: u8,
     /// The write that the owner has under way; it holds the range lock.
     pending: Option<usize>,
-    /// Requests of each client under way.
-    requests: [u8; CLIENTS],
+    /// The first request of each client is under way.
+    first: [bool; CLIENTS],
+    /// Repetitions of it that are.
+    again: [u8; CLIENTS],
     /// Times each client has sent its write.
     sends: [u8; CLIENTS],
     /// Who has an answer.
@@ -38,13 +40,14 @@ struct State {
     history: Monitor,
 }
 
-/// Searches every state; `rules` may lack [`Rule::R21Tickets`], [`Rule::R21TicketsUntilSettled`]
-/// or [`Rule::R21SettledRefused`].
+/// Searches every state; `rules` may lack [`Rule::R21Tickets`], [`Rule::R21TicketsUntilSettled`],
+/// [`Rule::R21EveryRequest`] or [`Rule::R21SettledRefused`].
 pub fn check(rules: Rules) -> Outcome {
     let first = State {
         value: 0,
         pending: None,
-        requests: [0; CLIENTS],
+        first: [false; CLIENTS],
+        again: [0; CLIENTS],
         sends: [0; CLIENTS],
         answered: [false; CLIENTS],
         tickets: [false; CLIENTS],
@@ -92,24 +95,24 @@ fn client_steps(rules: Rules, s: &State, c: usize, out: &mut Vec<(String, State)
     if s.sends[c] < SENDS && !s.answered[c] {
         let mut after = *s;
         after.sends[c] += 1;
-        after.requests[c] += 1;
         if s.sends[c] == 0 {
+            after.first[c] = true;
             after.history.write_begins(name as u8);
+        } else {
+            after.again[c] += 1;
         }
         let again = if s.sends[c] == 0 { "" } else { " again" };
         out.push((format!("client {name} sends its write of v{name}{again}"), after));
     }
-    if s.requests[c] > 0 && s.pending.is_none() {
-        let mut after = *s;
-        after.requests[c] -= 1;
-        if s.settled[c] && rules.has(Rule::R21SettledRefused) {
-            out.push((format!("a late request of v{name} is refused"), after));
-        } else if s.tickets[c] && rules.has(Rule::R21Tickets) {
-            out.push((format!("v{name} is known, its answer is lost again"), after));
-            out.push((format!("v{name} is known: answered, not stored"), answer(&after, c)));
-        } else {
-            after.pending = Some(c);
-            out.push((format!("the owner begins to store v{name}"), after));
+    if s.pending.is_none() {
+        if s.first[c] {
+            let after = State { first: without(s.first, c), ..*s };
+            arrives(rules, &after, c, !rules.has(Rule::R21EveryRequest), out);
+        }
+        if s.again[c] > 0 {
+            let mut after = *s;
+            after.again[c] -= 1;
+            arrives(rules, &after, c, false, out);
         }
     }
     if s.answered[c] && !s.settled[c] {
@@ -123,6 +126,25 @@ fn client_steps(rules: Rules, s: &State, c: usize, out: &mut Vec<(String, State)
         after.tickets[c] = false;
         out.push((format!("v{name} is committed everywhere; its ticket is forgotten"), after));
     }
+}
+
+/// A request reaches the owner; `blindly`: nobody looks whether it is known.
+fn arrives(rules: Rules, s: &State, c: usize, blindly: bool, out: &mut Vec<(String, State)>) {
+    let name = c + 1;
+    if s.settled[c] && rules.has(Rule::R21SettledRefused) && !blindly {
+        out.push((format!("a late request of v{name} is refused"), *s));
+    } else if s.tickets[c] && rules.has(Rule::R21Tickets) && !blindly {
+        out.push((format!("v{name} is known, its answer is lost again"), *s));
+        out.push((format!("v{name} is known: answered, not stored"), answer(s, c)));
+    } else {
+        let after = State { pending: Some(c), ..*s };
+        out.push((format!("the owner begins to store v{name}"), after));
+    }
+}
+
+fn without(mut set: [bool; CLIENTS], c: usize) -> [bool; CLIENTS] {
+    set[c] = false;
+    set
 }
 
 fn answer(s: &State, c: usize) -> State {

@@ -75,6 +75,14 @@ pub fn step(s: &State, action: Action) -> String {
         }
         Action::ReadData => format!("{} reads", member(s.read.member)),
         Action::ReadAnswer => format!("host {} answers v{}", s.read.owner, s.read.value),
+        Action::ReadGivenUp => "the client gives up; the reply is late".to_owned(),
+        Action::ReadLate(o, b) => {
+            format!("a client reads block {b} at host {o}, which takes the late reply")
+        }
+        Action::WriteGivenUp(o, slot) => {
+            let id = s.owners[usize::from(o)].ops[usize::from(slot)].id;
+            format!("host {o} gives up op {} and its lock", op(id))
+        }
         Action::Drop(o, m) => format!("host {o} sends the drop of {}", member(m)),
         Action::Readmit(o, m) => format!("host {o} sends the return of {}", member(m)),
         Action::Promote(o, m) => format!("host {o} sends the promotion of {}", member(m)),
