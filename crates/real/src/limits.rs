@@ -1,5 +1,7 @@
 //! Every bound of this crate, with the arithmetic behind it.
 
+use std::time::Duration;
+
 /// Operations of one shard that the ring (or the pool) works on at once; more wait in order.
 /// An NVMe drive is saturated by far less; a disk group's store issues a few dozen.
 pub const DISK_OPS_MAX: u32 = 256;
@@ -7,6 +9,9 @@ pub const DISK_OPS_MAX: u32 = 256;
 pub const POOL_THREADS: usize = 8;
 /// Disks of one shard whose file is registered with the ring; further ones work without.
 pub const REGISTERED_FILES: u32 = 64;
+/// How long a device may take over the next completion when its shard ends. What it has not
+/// ended by then keeps its memory for ever.
+pub const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Pieces of one device write; more are joined first (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 

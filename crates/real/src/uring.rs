@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::disk::{Op, Outcome};
-use crate::limits::{DISK_OPS_MAX, REGISTERED_FILES};
+use crate::limits::{DISK_OPS_MAX, LAST_WAIT, REGISTERED_FILES};
 use atoll_world::Durability;
 use atoll_world::sync::Sender;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -44,7 +44,8 @@ pub(crate) struct Target {
 
 struct Slot {
     index: u32,
-    core: Rc<Core>,
+    /// Not a clone: what is in flight holds its slot, and the core holds what is in flight.
+    core: Weak<Core>,
 }
 
 struct Core {
@@ -175,7 +176,7 @@ impl Ring {
         let slot = index.and_then(|index| {
             let ring = self.core.ring.borrow();
             match ring.submitter().register_files_update(index, &[file.as_raw_fd()]) {
-                Ok(1) => Some(Rc::new(Slot { index, core: self.core.clone() })),
+                Ok(1) => Some(Rc::new(Slot { index, core: Rc::downgrade(&self.core) })),
                 _ => None,
             }
         });
@@ -199,19 +200,33 @@ impl Drop for Ring {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // While operations are in flight they hold their target, so this one has none.
-        let ring = self.core.ring.borrow();
+        let Some(core) = self.core.upgrade() else { return };
+        // No operation uses it: they hold their target while they are in flight.
+        let ring = core.ring.borrow();
         if ring.submitter().register_files_update(self.index, &[-1]).is_ok() {
-            self.core.state.borrow_mut().slots.push(self.index);
+            core.state.borrow_mut().slots.push(self.index);
         }
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // The kernel may still be writing into the memory of what is in flight: then it is
-        // never freed. This happens only when a shard ends in the middle of its I/O.
+        // The kernel may still be writing into the memory of what is in flight. A device is given
+        // a moment to end that; the memory of what it does not end is never freed.
         let state = self.state.get_mut();
+        let ring = self.ring.get_mut();
+        let moment = types::Timespec::from(LAST_WAIT);
+        let wait = types::SubmitArgs::new().timespec(&moment);
+        while state.free.len() < state.flights.len() {
+            if ring.submitter().submit_with_args(1, &wait).is_err() {
+                break;
+            }
+            for entry in ring.completion() {
+                let id = usize::try_from(entry.user_data()).expect("ids are indices");
+                state.flights[id] = None;
+                state.free.push(id);
+            }
+        }
         for flight in state.flights.iter_mut().filter_map(Option::take) {
             std::mem::forget(flight);
         }

@@ -1,0 +1,163 @@
+//! What a message costs: two hosts on loopback addresses, each on its own thread, one asking.
+//! Prints calls a second and CPU a call on either side, for several depths and payloads.
+//!
+//! `cargo run --release --example hop [seconds per row]`
+
+use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_real::{RealNet, RealWorld, Shard, now, run, sleep_until};
+use atoll_transport::{BadMessage, Encoded, Identity, Message, Peers, Service};
+use atoll_world::directory::{
+    Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
+};
+use atoll_world::{Buf, Lane, Nanos};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use rustix::time::{ClockId, clock_gettime};
+use std::net::SocketAddr;
+
+const ASKING: HostId = HostId(1);
+const ANSWERING: HostId = HostId(2);
+
+/// A payload whose checksum the service is said to check, as for data.
+struct Data(Vec<Buf>, Vec<u8>);
+
+impl Message for Data {
+    fn encode(self) -> Encoded {
+        Encoded { kind: 1, body: self.1, payload: self.0, payload_checked_by_receiver: true }
+    }
+    fn decode(_kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
+        Ok(Self(payload, body.to_vec()))
+    }
+}
+
+/// Keeps nothing, answers with a few bytes: a write.
+#[derive(Clone)]
+struct Sink;
+
+impl Service for Sink {
+    type Request = Data;
+    type Reply = Data;
+    fn handle(&self, _from: HostId, request: Data) -> impl Future<Output = Data> + 'static {
+        drop(request.0);
+        async { Data(vec![], vec![0; 16]) }
+    }
+}
+
+fn start(host: HostId, net: RealNet) -> Peers<RealWorld<NoDirectory>, Sink> {
+    let name = format!("{host}");
+    let identity = Identity { cluster: ClusterId(1), host, incarnation: Incarnation(1), name };
+    Peers::start(RealWorld::new(net, NoDirectory).expect("entropy"), identity, Sink)
+}
+
+fn bind(last: u8) -> RealNet {
+    RealNet::bind(&[SocketAddr::from(([127, 0, 0, last], 0))]).expect("a loopback port")
+}
+
+/// CPU time of this thread, in nanoseconds.
+fn cpu() -> u64 {
+    let t = clock_gettime(ClockId::ThreadCPUTime);
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+}
+
+fn main() {
+    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(2);
+    let (tell, told) = std::sync::mpsc::channel();
+    // Whoever asks wants to know the other side's CPU time from time to time.
+    let (ask_cpu, mut asked) = tokio::sync::mpsc::unbounded_channel::<()>();
+    let (tell_cpu, told_cpu) = std::sync::mpsc::channel();
+    let answering = Shard::start("answering", move || async move {
+        let net = bind(3);
+        let _peers = start(ANSWERING, net.clone());
+        tell.send(net.addresses()[0].to_string()).expect("main waits");
+        while asked.recv().await.is_some() {
+            tell_cpu.send(cpu()).expect("main waits");
+        }
+    })
+    .expect("a thread");
+    let endpoint = told.recv().expect("the other side is there");
+    let their_cpu = || {
+        ask_cpu.send(()).expect("the other side is there");
+        told_cpu.recv().expect("the other side is there")
+    };
+    run(async {
+        let peers = start(ASKING, bind(2));
+        peers.set_peer(ANSWERING, vec![endpoint]);
+        while !peers.peer(ANSWERING).connected {
+            sleep_until(now() + Nanos::from_ms(1)).await;
+        }
+        println!(
+            "{:>9} {:>6} {:>11} {:>9} {:>15} {:>15}",
+            "payload", "depth", "calls/s", "mean us", "CPU us asking", "CPU us answering"
+        );
+        for (len, depth) in
+            [(0, 1), (0, 32), (4096, 1), (4096, 32), (4096, 128), (65536, 8), (1 << 20, 4)]
+        {
+            let payload = Buf::zeros(len);
+            let call = || {
+                let pieces = if len == 0 { vec![] } else { vec![payload.clone()] };
+                let data = Data(pieces, vec![0; 80]);
+                peers.call(ANSWERING, Lane::Data, data, now() + Nanos::from_secs(60))
+            };
+            let mut running: FuturesUnordered<_> = (0..depth).map(|_| call()).collect();
+            let (begun, mine, theirs) = (now(), cpu(), their_cpu());
+            let mut calls = 0u64;
+            while now().since(begun) < Nanos::from_secs(seconds) {
+                // All that has arrived, as a store or an owner would.
+                running.next().await.expect("never empty").expect("a reply");
+                running.push(call());
+                calls += 1;
+            }
+            let (mine, theirs) = (cpu() - mine, their_cpu() - theirs);
+            let took = now().since(begun).as_secs_f64();
+            let per_call = |nanos: u64| nanos as f64 / 1e3 / calls as f64;
+            println!(
+                "{len:>9} {depth:>6} {:>11.0} {:>9.1} {:>15.2} {:>15.2}",
+                calls as f64 / took,
+                took * 1e6 * f64::from(depth) / calls as f64,
+                per_call(mine),
+                per_call(theirs)
+            );
+            while running.next().await.is_some() {}
+        }
+        peers.stop();
+    })
+    .expect("a runtime");
+    drop(ask_cpu);
+    answering.join().expect("a runtime");
+}
+
+/// The transport has no use for a directory.
+#[derive(Clone)]
+struct NoDirectory;
+
+fn none<T>() -> Result<T, DirectoryError> {
+    Err(DirectoryError::Unavailable("there is none".into()))
+}
+
+impl Directory for NoDirectory {
+    type Watch = Self;
+    async fn txn(&self, _txn: Txn) -> Result<TxnReply, DirectoryError> {
+        none()
+    }
+    async fn get(&self, _key: &str) -> Result<Option<Entry>, DirectoryError> {
+        none()
+    }
+    async fn list(&self, _prefix: &str) -> Result<Listing, DirectoryError> {
+        none()
+    }
+    async fn watch(&self, _prefix: &str, _after: Revision) -> Result<Self, DirectoryError> {
+        none()
+    }
+    async fn touch(&self, _name: &str, _ttl_ms: u32) -> Result<(), DirectoryError> {
+        none()
+    }
+    async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
+        none()
+    }
+}
+
+impl Watch for NoDirectory {
+    async fn next(&mut self) -> Result<Vec<WatchEvent>, DirectoryError> {
+        none()
+    }
+}

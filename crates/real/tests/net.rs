@@ -1,0 +1,336 @@
+//! The transport over real TCP on loopback addresses, and client streams.
+
+use atoll_format::frame::{FrameHead, FrameKind};
+use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_real::{RealConn, RealNet, RealStream, RealWorld, StreamListener, now, run, sleep_until};
+use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
+use atoll_world::directory::{
+    Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
+};
+use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use atoll_world::{Buf, Conn, Lane, Nanos, Net, Packet};
+use futures_util::future::{join, join_all};
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use tokio::io::AsyncWriteExt;
+
+const A: HostId = HostId(0xa);
+const B: HostId = HostId(0xb);
+const MS: Nanos = Nanos::from_ms(1);
+
+/// A number and bytes; answered with the number and the bytes twice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Bytes(u32, Vec<Buf>);
+
+impl Message for Bytes {
+    fn encode(self) -> Encoded {
+        let body = self.0.to_le_bytes().to_vec();
+        Encoded { kind: 1, body, payload: self.1, payload_checked_by_receiver: false }
+    }
+    fn decode(_kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
+        let number = body.try_into().map_err(|_| BadMessage("no number"))?;
+        Ok(Self(u32::from_le_bytes(number), payload))
+    }
+}
+
+#[derive(Clone, Default)]
+struct Twice {
+    seen: Rc<RefCell<Vec<u32>>>,
+}
+
+impl Service for Twice {
+    type Request = Bytes;
+    type Reply = Bytes;
+    fn handle(&self, _from: HostId, request: Bytes) -> impl Future<Output = Bytes> + 'static {
+        self.seen.borrow_mut().push(request.0);
+        async move {
+            assert!(request.1.iter().all(|p| p.is_aligned()), "payloads are ready for a disk");
+            Bytes(request.0, [request.1.clone(), request.1].concat())
+        }
+    }
+}
+
+type Host = Peers<RealWorld<NoDirectory>, Twice>;
+
+fn start(net: &RealNet, host: HostId, service: Twice) -> Host {
+    let identity =
+        Identity { cluster: ClusterId(1), host, incarnation: Incarnation(1), name: "x".into() };
+    Peers::start(RealWorld::new(net.clone(), NoDirectory).unwrap(), identity, service)
+}
+
+fn bind(ip: [u8; 4], port: u16) -> RealNet {
+    RealNet::bind(&[SocketAddr::from((ip, port))]).unwrap()
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let give_up = now() + Nanos::from_secs(20);
+    while !condition() {
+        assert!(now() < give_up, "it never came true");
+        sleep_until(now() + MS).await;
+    }
+}
+
+fn bytes(len: usize) -> Buf {
+    Buf::copy_from(&(0..len).map(|n| (n * 7 + n / 256) as u8).collect::<Vec<_>>())
+}
+
+#[test]
+fn calls_of_every_size_come_back_in_order_over_tcp() {
+    run(async {
+        let (net_a, net_b) = (bind([127, 0, 0, 2], 0), bind([127, 0, 0, 3], 0));
+        let twice = Twice::default();
+        let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, twice.clone()));
+        a.set_peer(B, vec![net_b.addresses()[0].to_string()]);
+        let far = now() + Nanos::from_secs(30);
+        // Around every boundary: no payload, the copied and the direct one, the stream buffer.
+        let lens =
+            [0, 1, 511, 4096, 16383, 16384, 16385, 65536, 262_080, 262_144, 300_000, 1 << 20];
+        let calls = (0u32..).zip(lens.repeat(20)).map(|(n, len)| {
+            let whole = bytes(len);
+            let pieces = vec![whole.slice(..len / 3), whole.slice(len / 3..)];
+            a.call(B, Lane::Data, Bytes(n, pieces), far)
+        });
+        let calls: Vec<_> = calls.collect();
+        for ((n, len), reply) in (0u32..).zip(lens.repeat(20)).zip(join_all(calls).await) {
+            let Bytes(number, payload) = reply.unwrap();
+            assert_eq!(number, n);
+            let payload = atoll_world::buf::join(&payload);
+            assert_eq!(payload[..], [&bytes(len)[..], &bytes(len)].concat(), "{len} bytes");
+        }
+        assert_eq!(*twice.seen.borrow(), (0..240).collect::<Vec<_>>());
+        until(|| a.peer(B).round_trip.is_some()).await;
+        assert!(a.peer(B).connected && a.counters().frames_bad + b.counters().frames_bad == 0);
+        // Connections come from the address that the host listens at.
+        assert!(b.peer(A).last_heard.is_some());
+        a.stop();
+        b.stop();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_peer_that_ends_and_comes_back_at_the_same_port_is_found_again() {
+    run(async {
+        let (net_a, net_b) = (bind([127, 0, 0, 2], 0), bind([127, 0, 0, 3], 0));
+        let address = net_b.addresses()[0];
+        let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, Twice::default()));
+        a.set_peer(B, vec![address.to_string()]);
+        b.set_peer(A, vec![net_a.addresses()[0].to_string()]);
+        until(|| a.peer(B).connected && b.peer(A).connected).await;
+        b.stop();
+        drop((b, net_b));
+        until(|| !a.peer(B).connected).await;
+        sleep_until(now() + MS * 100).await;
+        let call = a.call(B, Lane::Data, Bytes(1, vec![]), now() + Nanos::from_secs(5));
+        assert_eq!(call.await, Err(CallError::Unreachable));
+        let net_b = bind([127, 0, 0, 3], address.port());
+        let b = start(&net_b, B, Twice::default());
+        until(|| a.peer(B).connected).await;
+        let call = a.call(B, Lane::Data, Bytes(2, vec![]), now() + Nanos::from_secs(5));
+        assert_eq!(call.await, Ok(Bytes(2, vec![])));
+        a.stop();
+        b.stop();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    run(async {
+        let net = bind([127, 0, 0, 4], 0);
+        let error = RealNet::bind(net.addresses()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        assert!(error.to_string().contains(&net.addresses()[0].to_string()), "{error}");
+    })
+    .unwrap();
+}
+
+async fn connected() -> (RealConn, RealConn) {
+    let net = bind([127, 0, 0, 5], 0);
+    let endpoint = net.addresses()[0].to_string();
+    let (out, accepted) = join(net.connect(&endpoint, Lane::Data), net.accept()).await;
+    (out.unwrap(), accepted.unwrap())
+}
+
+fn ping(id: u64) -> Packet {
+    let head = FrameHead::new(1, FrameKind::Ping, id, &[]).encode();
+    Packet { head, body: vec![], payload: vec![] }
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives_and_then_the_end_is_seen() {
+    run(async {
+        for close in [true, false] {
+            let (a, b) = connected().await;
+            for id in 1..=100 {
+                a.send(ping(id)).unwrap();
+            }
+            if close {
+                a.close();
+                assert!(a.send(ping(0)).is_err() && a.recv().await.is_err());
+            }
+            drop(a);
+            for id in 1..=100 {
+                let head = FrameHead::decode(&b.recv().await.unwrap().head).unwrap();
+                assert_eq!(head.request_id, id);
+            }
+            assert_eq!(b.recv().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        }
+        // `close` wakes who waits at this end.
+        let (a, _b) = connected().await;
+        let clone = a.clone();
+        let (received, ()) = join(a.recv(), async move { clone.close() }).await;
+        assert_eq!(received.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    })
+    .unwrap();
+}
+
+#[test]
+fn bytes_that_are_no_frame_end_the_connection_before_memory_is_set_aside() {
+    run(async {
+        let mut huge = FrameHead::new(1, FrameKind::Ping, 1, &[]).encode();
+        // A payload of 4 GiB, with a wrong CRC and with a right one.
+        huge[28..32].fill(0xff);
+        let mut right = huge;
+        let crc = atoll_format::checksum::crc(&right[..60]);
+        right[60..].copy_from_slice(&crc.to_le_bytes());
+        for junk in [
+            &[0; 64][..],
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n                                          ",
+            &huge,
+            &right,
+        ] {
+            let net = bind([127, 0, 0, 5], 0);
+            let mut stream = tokio::net::TcpStream::connect(net.addresses()[0]).await.unwrap();
+            let conn = net.accept().await.unwrap();
+            let good = ping(5);
+            // In pieces, so that a head arrives in parts.
+            for part in [&good.head[..10], &good.head[10..], junk] {
+                stream.write_all(part).await.unwrap();
+                sleep_until(now() + MS).await;
+            }
+            assert_eq!(conn.recv().await.unwrap().head, good.head);
+            assert_eq!(conn.recv().await.unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+    })
+    .unwrap();
+}
+
+async fn echo(client: RealStream, server: RealStream) {
+    let (mut from_client, mut to_client) = server.split();
+    let (mut from_server, mut to_server) = client.split();
+    let pieces: Vec<_> = (0..3000usize)
+        .flat_map(|n| [Piece::Bytes(vec![n as u8; n % 50]), Piece::Buf(bytes(n % 5000))])
+        .collect();
+    let sent: Vec<u8> = pieces.iter().flat_map(|p| p.as_slice().to_vec()).collect();
+    let sending = async {
+        to_server.write_all(vec![]).await.unwrap();
+        to_server.write_all(pieces).await.unwrap();
+        drop(to_server);
+    };
+    let echoing = async {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 100_000];
+        while all.len() < sent.len() {
+            let n = from_client.read(&mut buffer).await.unwrap();
+            assert_ne!(n, 0);
+            all.extend_from_slice(&buffer[..n]);
+        }
+        to_client.write_all(vec![Piece::Bytes(all)]).await.unwrap();
+        drop((to_client, from_client));
+    };
+    let receiving = async {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 10_000];
+        loop {
+            match from_server.read(&mut buffer).await.unwrap() {
+                0 => return all,
+                n => all.extend_from_slice(&buffer[..n]),
+            }
+        }
+    };
+    let ((), ((), received)) = join(sending, join(echoing, receiving)).await;
+    assert!(received == sent, "{} bytes of {}", received.len(), sent.len());
+}
+
+#[test]
+fn streams_carry_every_piece_both_ways_and_show_their_end() {
+    run(async {
+        let listener = StreamListener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let address = listener.address().unwrap();
+        let client = tokio::net::TcpStream::connect(address).await.unwrap();
+        let taken = StreamListener::tcp(address).await.err().unwrap().to_string();
+        assert!(taken.contains(&address.to_string()), "{taken}");
+        echo(RealStream::tcp(client).unwrap(), listener.accept().await.unwrap()).await;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = StreamListener::unix(&path).unwrap();
+        let client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        assert!(server.peer().contains(&std::process::id().to_string()), "{}", server.peer());
+        echo(RealStream::unix(client), server).await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_socket_file_is_taken_over_only_when_nobody_listens_there() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let first = StreamListener::unix(&path).unwrap();
+        let taken = StreamListener::unix(&path).err().unwrap();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        assert!(taken.to_string().contains("socket"), "{taken}");
+        drop(first);
+        assert!(!path.exists());
+        // What a killed process leaves behind.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        drop(StreamListener::unix(&path).unwrap());
+        std::fs::write(&path, "precious").unwrap();
+        let other = StreamListener::unix(&path).err().unwrap();
+        assert_eq!(other.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    })
+    .unwrap();
+}
+
+/// The transport has no use for a directory.
+#[derive(Clone)]
+struct NoDirectory;
+
+fn none<T>() -> Result<T, DirectoryError> {
+    Err(DirectoryError::Unavailable("there is none".into()))
+}
+
+impl Directory for NoDirectory {
+    type Watch = Self;
+    async fn txn(&self, _txn: Txn) -> Result<TxnReply, DirectoryError> {
+        none()
+    }
+    async fn get(&self, _key: &str) -> Result<Option<Entry>, DirectoryError> {
+        none()
+    }
+    async fn list(&self, _prefix: &str) -> Result<Listing, DirectoryError> {
+        none()
+    }
+    async fn watch(&self, _prefix: &str, _after: Revision) -> Result<Self, DirectoryError> {
+        none()
+    }
+    async fn touch(&self, _name: &str, _ttl_ms: u32) -> Result<(), DirectoryError> {
+        none()
+    }
+    async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
+        none()
+    }
+}
+
+impl Watch for NoDirectory {
+    async fn next(&mut self) -> Result<Vec<WatchEvent>, DirectoryError> {
+        none()
+    }
+}
