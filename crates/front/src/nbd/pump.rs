@@ -480,6 +480,10 @@ where
     /// no more; then until every request has ended.
     async fn reading(&self, session: &mut Session, read: &mut impl ByteRead) -> Ended {
         let ended = loop {
+            // Here, too: a client that never pauses must not keep the server from stopping.
+            if self.shared.stopping.get().is_some() {
+                break Ended::Stopped;
+            }
             let need = match self.understand(session) {
                 Ok(need) => need,
                 Err(end) => break ended(end),

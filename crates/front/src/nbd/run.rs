@@ -104,11 +104,15 @@ fn plain<V: Volume>(
     }
 }
 
-/// The ranges of at most `max` bytes that make up a range.
+/// The ranges that make up a range, cut at multiples of `max`: what is cut has no more parts that
+/// begin in the middle of a block than what was asked for.
 fn parts(at: u64, len: u64, max: u32) -> impl Iterator<Item = (u64, u32)> {
-    (0..len).step_by(max as usize).map(move |from| {
-        let part = (len - from).min(u64::from(max));
-        (at + from, u32::try_from(part).expect("at most `max`"))
+    let (mut from, end, max) = (at, at + len, u64::from(max));
+    std::iter::from_fn(move || {
+        let part = (max - from % max).min(end - from);
+        let at = from;
+        from += part;
+        (part > 0).then(|| (at, u32::try_from(part).expect("at most `max`")))
     })
 }
 
@@ -136,8 +140,8 @@ fn checked(data: Result<Vec<Buf>, VolumeError>, len: u32) -> Result<Vec<Buf>, Vo
 }
 
 async fn write<V: Volume>(volume: &V, at: u64, data: Vec<Buf>) -> Result<(), (VolumeError, u64)> {
-    let max = volume.info().max_len as usize;
-    if atoll_world::buf::total_len(&data) <= max {
+    let max = volume.info().max_len;
+    if atoll_world::buf::total_len(&data) <= max as usize {
         return volume.write(at, data).await.map_err(|error| (error, at));
     }
     let part = async |(at, data)| volume.write(at, data).await.map_err(|error| (error, at));
@@ -149,25 +153,25 @@ async fn write<V: Volume>(volume: &V, at: u64, data: Vec<Buf>) -> Result<(), (Vo
         .await
 }
 
-/// The data in groups of at most `max` bytes, each with the place where it belongs.
-fn split(at: u64, data: Vec<Buf>, max: usize) -> Vec<(u64, Vec<Buf>)> {
-    let mut groups: Vec<(u64, Vec<Buf>)> = Vec::new();
-    let (mut at, mut left) = (at, 0);
-    for piece in data {
-        let mut from = 0;
-        while from < piece.len() {
-            if left == 0 {
-                groups.push((at, Vec::new()));
-                left = max;
+/// The data in groups, cut as in [`parts`], each with the place where it belongs.
+fn split(at: u64, data: Vec<Buf>, max: u32) -> Vec<(u64, Vec<Buf>)> {
+    let mut pieces = data.into_iter();
+    let mut piece = pieces.next().unwrap_or_else(|| Buf::zeros(0));
+    let len = piece.len() + atoll_world::buf::total_len(pieces.as_slice());
+    let group = |(at, part)| {
+        let (mut left, mut group) = (part as usize, Vec::new());
+        while left > 0 {
+            if piece.is_empty() {
+                piece = pieces.next().expect("together they are `len` long");
             }
-            let upto = piece.len().min(from + left);
-            groups.last_mut().expect("just made sure of it").1.push(piece.slice(from..upto));
-            at += (upto - from) as u64;
-            left -= upto - from;
-            from = upto;
+            let now = left.min(piece.len());
+            group.push(piece.slice(..now));
+            piece = piece.slice(now..);
+            left -= now;
         }
-    }
-    groups
+        (at, group)
+    };
+    parts(at, len as u64, max).map(group).collect()
 }
 
 /// Reads and drops: what lies below keeps it at hand. One part at a time: it is only a hint.
@@ -246,6 +250,7 @@ mod tests {
             let mut end = at;
             for (from, part) in parts(at, len, max) {
                 assert!(from == end && part > 0 && part <= max);
+                assert!(from == at || from.is_multiple_of(u64::from(max)));
                 end += u64::from(part);
             }
             assert_eq!(end, at + len);
@@ -253,17 +258,20 @@ mod tests {
 
         #[test]
         fn groups_hold_the_data_in_order(
-            lens in proptest::collection::vec(1usize..9000, 1..20), max in 1usize..20_000,
+            lens in proptest::collection::vec(1usize..9000, 1..20), max in 1u32..20_000,
+            from in 0u64..100_000,
         ) {
             let pieces: Vec<Buf> = lens.iter().enumerate()
                 .map(|(i, &len)| Buf::copy_from(&vec![i as u8; len])).collect();
             let all: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
             let mut got = Vec::new();
-            for (at, group) in split(100, pieces, max) {
-                assert_eq!(at as usize, 100 + got.len());
-                let from = got.len();
+            for (at, group) in split(from, pieces, max) {
+                let before = got.len();
+                assert_eq!(at, from + before as u64);
+                assert!(before == 0 || at.is_multiple_of(u64::from(max)));
+                assert!(group.iter().all(|piece| !piece.is_empty()));
                 group.iter().for_each(|piece| got.extend_from_slice(piece));
-                assert!(got.len() - from <= max);
+                assert!(got.len() - before <= max as usize && got.len() > before);
             }
             assert!(got == all);
         }
