@@ -1,11 +1,1543 @@
-//! Placement (being written).
-use atoll_format::id::*; use atoll_format::record::*;
-#[derive(Clone, Debug, PartialEq)] pub struct GroupView { pub id: GroupId, pub healthy: bool, pub capacity_bytes: u64, pub free_bytes: u64 }
-#[derive(Clone, Debug, PartialEq)] pub struct HostView { pub id: HostId, pub name: String, pub fault_domain: String, pub alive: bool, pub maintenance: bool, pub groups: Vec<GroupView> }
-#[derive(Clone, Debug, PartialEq)] pub struct Refusal(pub String);
-impl std::fmt::Display for Refusal { fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { write!(f, "{}", self.0) } }
-#[derive(Clone, Debug, PartialEq)] pub struct Explanation;
-pub struct LegPlacement { pub members: Vec<(HostId, GroupId)> }
-pub fn place(_: &[HostView], _: &Policy, _: u64, _: Option<HostId>, _: u64) -> Result<Vec<LegPlacement>, Refusal> { Err(Refusal("x".into())) }
-pub fn explain(_: &ObjectRecord, _: &[HostView]) -> Explanation { Explanation }
-pub fn replacement(_: &[HostView], _: &ObjectRecord, _: usize, _: ComponentId) -> Result<(HostId, GroupId), Refusal> { Err(Refusal("x".into())) }
+//! Where the components of an object go, and why: pure functions of what is known of the hosts.
+//!
+//! Rules, in order:
+//! 1. **Domains.** The members of a leg are in different fault domains. Never broken.
+//! 2. **Room.** A component goes only where it would fit if it were written in full, together
+//!    with the object's other components there. (Objects are thin: what others have not written
+//!    yet is not set aside.) Never broken.
+//! 3. **Record.** The object's record stays below the directory's largest value in its longest
+//!    form, with members absent and resyncing in every leg: else losing a host could not be
+//!    recorded. Never broken.
+//! 4. **Rebuild.** After the loss of any one fault domain the rest has room to rebuild it. Kept
+//!    when possible, else a warning.
+//! 5. **Near.** One member of each leg is on the host that uses the object. When possible.
+//! 6. **Spread.** The rest goes to disk groups in proportion to their free space; the seed decides
+//!    where to begin, so that many objects share the groups alike.
+//!
+//! Invariants: the same arguments give the same answer; a refusal under rules 1 and 2 means that
+//! there is no placement (beyond [`STEPS_MAX`] steps of search: that none was found, which takes
+//! a large object of unequal legs on a cluster that is almost full).
+
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_format::record::{
+    self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
+    RECORD_VERSION, VALUE_MAX, legs_needed,
+};
+use atoll_format::units::{BLOCK, CHUNK, OBJECT_MAX, iec};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Groups looked at in one search. A search without dead ends takes about 2 x legs x groups of
+/// them: the largest object (252 legs) on the largest cluster (64 hosts of 4 groups) 130,000.
+pub const STEPS_MAX: usize = 1 << 20;
+/// The longest name of a volume that the record rule reckons with, in bytes.
+const NAME_MAX: usize = 255;
+
+/// A host as placement sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostView {
+    /// Its id.
+    pub id: HostId,
+    /// For people.
+    pub name: String,
+    /// Two members of one leg are never in the same one.
+    pub fault_domain: String,
+    /// It can be reached.
+    pub alive: bool,
+    /// An administrator is about to take it down: nothing new goes there.
+    pub maintenance: bool,
+    /// Its disk groups.
+    pub groups: Vec<GroupView>,
+}
+
+/// A disk group as placement sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupView {
+    /// Its id.
+    pub id: GroupId,
+    /// It has not failed.
+    pub healthy: bool,
+    /// Bytes that components may use in all.
+    pub capacity_bytes: u64,
+    /// Bytes that are not used; 0 also when that is not known.
+    pub free_bytes: u64,
+}
+
+/// Where one leg goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegPlacement {
+    /// Its members: the one on the using host first.
+    pub members: Vec<(HostId, GroupId)>,
+    /// Bytes of each of its components, if written in full.
+    pub bytes: u64,
+}
+
+/// The rule that cannot be kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The policy itself is out of range.
+    Policy(String),
+    /// The size is out of range.
+    Size(String),
+    /// Too few fault domains that could take anything at all.
+    Domains {
+        /// How many are needed: one a copy.
+        needed: usize,
+        /// How many there are.
+        usable: usize,
+    },
+    /// Too few fault domains with room for one component.
+    Room {
+        /// How many are needed: one a copy.
+        needed: usize,
+        /// How many have it.
+        usable: usize,
+        /// Bytes of one component.
+        component_bytes: u64,
+        /// Bytes that are missing, where least is missing.
+        missing_bytes: u64,
+    },
+    /// One component would fit, all of them do not.
+    Total {
+        /// How many there are.
+        components: usize,
+        /// Bytes of the largest.
+        component_bytes: u64,
+        /// Bytes that are missing, at least.
+        missing_bytes: u64,
+    },
+    /// The object's record could grow beyond a value of the directory.
+    Record {
+        /// Bytes of its longest form.
+        bytes: usize,
+    },
+}
+
+/// Why nothing can go to a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It cannot be reached.
+    Down,
+    /// It is in maintenance.
+    Maintenance,
+    /// It contributes no disks.
+    NoGroups,
+    /// All its disk groups have failed.
+    Failed,
+    /// No group has room for the component.
+    Full {
+        /// The most that is free in one group.
+        free_bytes: u64,
+        /// What one component needs.
+        needed_bytes: u64,
+    },
+    /// Another member of the leg is in its fault domain.
+    Occupied {
+        /// That domain.
+        domain: String,
+    },
+}
+
+/// A host to which nothing can go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excluded {
+    /// Which.
+    pub host: HostId,
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Excluded {
+    /// It only has to come back.
+    fn is_away(&self) -> bool {
+        matches!(self.reason, Reason::Down | Reason::Maintenance)
+    }
+}
+
+/// What would make the placement possible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Bring these hosts back (their names).
+    Return(Vec<String>),
+    /// Add so many hosts, each a fault domain of its own.
+    AddHosts(usize),
+    /// Free or add that much.
+    AddBytes(u64),
+    /// A policy that tolerates so many failures would do.
+    Tolerate(u8),
+    /// A policy with this stripe width would do: its components are smaller.
+    Stripe(u8),
+    /// A smaller object, of at most so many bytes.
+    Shrink(u64),
+}
+
+/// Why an object (or one component) cannot be placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rule that cannot be kept.
+    pub rule: Rule,
+    /// Every host that cannot take part, in order of names.
+    pub excluded: Vec<Excluded>,
+    /// What would change it.
+    pub remedies: Vec<Remedy>,
+}
+
+impl std::error::Error for Refusal {}
+
+/// A rule that is kept only when possible, and is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warning {
+    /// After the loss of a fault domain there are too few others for a whole leg again.
+    NoSpareDomain {
+        /// How many there are now.
+        domains: usize,
+        /// How many a leg needs.
+        needed: usize,
+    },
+    /// What a fault domain holds would not fit into the others.
+    NoRebuildRoom {
+        /// The one that holds most.
+        domain: String,
+        /// What it holds, in bytes.
+        used_bytes: u64,
+        /// What is free in the others, in bytes.
+        free_bytes: u64,
+    },
+}
+
+/// Where an object is, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// One a leg.
+    pub legs: Vec<LegExplanation>,
+    /// Of the whole cluster, with this object's policy.
+    pub warnings: Vec<Warning>,
+}
+
+/// Where a leg is, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegExplanation {
+    /// Its index.
+    pub leg: usize,
+    /// Bytes of each of its components, if written in full.
+    pub bytes: u64,
+    /// One a member.
+    pub members: Vec<MemberExplanation>,
+    /// Rules that do not hold at present.
+    pub violations: Vec<Violation>,
+}
+
+/// Where a member is, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberExplanation {
+    /// Its component.
+    pub component: ComponentId,
+    /// Its host.
+    pub host: HostId,
+    /// The host's name, or its id if it is no longer known.
+    pub host_name: String,
+    /// The host's fault domain; empty if it is no longer known.
+    pub fault_domain: String,
+    /// Its disk group.
+    pub group: GroupId,
+    /// Its state.
+    pub state: MemberState,
+    /// Why it is here.
+    pub why: Why,
+    /// What is wrong with the place.
+    pub trouble: Option<Reason>,
+}
+
+/// Why a member is where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The host that uses the object is here.
+    Near,
+    /// All other fault domains hold another member, or can take nothing.
+    OnlyDomainLeft,
+    /// It has the most free space of what could be chosen.
+    MostFree {
+        /// Free bytes of the group.
+        free_bytes: u64,
+        /// Groups that could have been chosen.
+        of: usize,
+    },
+    /// Its turn, by its share of the free space.
+    Share {
+        /// Free bytes of the group.
+        free_bytes: u64,
+        /// Free bytes of all groups that could have been chosen, itself included.
+        of_bytes: u64,
+    },
+    /// The place is no longer part of the cluster, or in no state to be chosen.
+    Past,
+}
+
+/// A rule that does not hold for a leg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// Members share a fault domain.
+    SharedDomain {
+        /// Which.
+        domain: String,
+        /// The members there.
+        components: Vec<ComponentId>,
+    },
+    /// Fewer members are active than the policy wants.
+    Degraded {
+        /// Active members.
+        active: usize,
+        /// What the policy wants.
+        wanted: usize,
+    },
+}
+
+/// Chooses a place for every leg of a new object of `size_bytes`. One member of each leg goes to
+/// `prefer` when possible; `seed` (the object's id) decides between equals.
+///
+/// # Errors
+/// See [`Refusal`].
+pub fn place(
+    hosts: &[HostView],
+    policy: &Policy,
+    size_bytes: u64,
+    prefer: Option<HostId>,
+    seed: u64,
+) -> Result<Vec<LegPlacement>, Refusal> {
+    check(policy, size_bytes)?;
+    let legs = leg_bytes(policy, size_bytes);
+    let places = Place::of(hosts, prefer, seed);
+    let reserve = rebuild_reserve(hosts);
+    // Rule 4 first; without it if it cannot be kept.
+    let careful: Vec<u64> =
+        places.iter().map(|p| p.free.saturating_sub(reserve[&p.group.id])).collect();
+    let all: Vec<u64> = places.iter().map(|p| p.free).collect();
+    let found = [careful, all]
+        .into_iter()
+        .find_map(|free| Search::run(&places, free, &legs, policy.members()));
+    let Some(chosen) = found else { return Err(refusal(hosts, policy, size_bytes)) };
+    let placed = |(members, bytes): (Vec<usize>, u64)| LegPlacement {
+        members: members.iter().map(|&p| (places[p].host.id, places[p].group.id)).collect(),
+        bytes,
+    };
+    Ok(chosen.into_iter().zip(legs).map(placed).collect())
+}
+
+/// Chooses a place where the component `gone` of leg `leg` can be rebuilt: outside the fault
+/// domains of the leg's other members, and not where it was.
+///
+/// # Errors
+/// See [`Refusal`].
+///
+/// # Panics
+/// If the record has no such leg.
+pub fn replacement(
+    hosts: &[HostView],
+    record: &ObjectRecord,
+    leg: usize,
+    gone: ComponentId,
+) -> Result<(HostId, GroupId), Refusal> {
+    let members = &record.legs[leg].members;
+    let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
+    let was = members.iter().find(|m| m.component == gone).map(|m| m.group);
+    let domain_of = |host: HostId| hosts.iter().find(|h| h.id == host).map(|h| &h.fault_domain);
+    let occupied: BTreeSet<&String> =
+        members.iter().filter(|m| m.component != gone).filter_map(|m| domain_of(m.host)).collect();
+    let places = Place::of(hosts, None, gone.0);
+    let fitting = |p: &&Place| {
+        p.free >= bytes && Some(p.group.id) != was && !occupied.contains(&p.host.fault_domain)
+    };
+    let best = places.iter().filter(fitting).min_by(|a, b| a.score(0).total_cmp(&b.score(0)));
+    if let Some(place) = best {
+        return Ok((place.host.id, place.group.id));
+    }
+
+    let mut excluded = Vec::new();
+    let mut missing = u64::MAX;
+    for host in sorted(hosts) {
+        let here: Vec<&GroupView> = host.groups.iter().filter(|g| Some(g.id) != was).collect();
+        let reason = if occupied.contains(&host.fault_domain) {
+            Reason::Occupied { domain: host.fault_domain.clone() }
+        } else {
+            let Some(reason) = unfit(host, &here, bytes) else { continue };
+            if let Reason::Full { free_bytes, .. } = reason {
+                missing = missing.min(bytes - free_bytes);
+            }
+            reason
+        };
+        excluded.push(Excluded { host: host.id, name: host.name.clone(), reason });
+    }
+    let mut remedies = returning(&excluded);
+    let rule = if missing == u64::MAX {
+        Rule::Domains { needed: 1, usable: 0 }
+    } else {
+        remedies.push(Remedy::AddBytes(missing));
+        Rule::Room { needed: 1, usable: 0, component_bytes: bytes, missing_bytes: missing }
+    };
+    remedies.push(Remedy::AddHosts(1));
+    Err(Refusal { rule, excluded, remedies })
+}
+
+/// What an administrator should know before a host is lost: rule 4, with the places a leg of
+/// `policy` needs.
+pub fn warnings(hosts: &[HostView], policy: &Policy) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let domains = domains(hosts);
+    let usable = domains.values().filter(|d| d.usable).count();
+    if usable <= policy.members() && policy.failures_to_tolerate > 0 {
+        warnings.push(Warning::NoSpareDomain { domains: usable, needed: policy.members() });
+    }
+    let free: u64 = domains.values().map(|d| d.free).sum();
+    let fullest = domains.iter().max_by_key(|(name, d)| (d.used, Reverse(*name)));
+    if let Some((name, fullest)) = fullest
+        && domains.len() > 1
+        && fullest.used > free - fullest.free
+    {
+        warnings.push(Warning::NoRebuildRoom {
+            domain: (*name).to_owned(),
+            used_bytes: fullest.used,
+            free_bytes: free - fullest.free,
+        });
+    }
+    warnings
+}
+
+/// Says where every member of an object is, why there, and what is not as it should be.
+pub fn explain(record: &ObjectRecord, hosts: &[HostView]) -> Explanation {
+    let legs = (0..record.legs.len()).map(|leg| explain_leg(record, hosts, leg)).collect();
+    Explanation { legs, warnings: warnings(hosts, &record.policy) }
+}
+
+fn explain_leg(record: &ObjectRecord, hosts: &[HostView], leg: usize) -> LegExplanation {
+    let members = &record.legs[leg].members;
+    let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
+    let host_of = |id: HostId| hosts.iter().find(|h| h.id == id);
+    let mut by_domain: BTreeMap<&str, Vec<ComponentId>> = BTreeMap::new();
+    let mut explained = Vec::new();
+    for member in members {
+        let host = host_of(member.host);
+        if let Some(host) = host {
+            by_domain.entry(&host.fault_domain).or_default().push(member.component);
+        }
+        let others: BTreeSet<&str> = members
+            .iter()
+            .filter(|m| m.component != member.component)
+            .filter_map(|m| host_of(m.host))
+            .map(|h| h.fault_domain.as_str())
+            .collect();
+        let group = host.and_then(|h| h.groups.iter().find(|g| g.id == member.group));
+        let trouble = match (host, group) {
+            (Some(host), Some(group)) => unfit(host, &[group], 0),
+            (Some(_), None) => Some(Reason::Failed),
+            (None, _) => Some(Reason::Down),
+        };
+        explained.push(MemberExplanation {
+            component: member.component,
+            host: member.host,
+            host_name: host.map_or_else(|| member.host.to_string(), |h| h.name.clone()),
+            fault_domain: host.map_or_else(String::new, |h| h.fault_domain.clone()),
+            group: member.group,
+            state: member.state,
+            why: why(record, hosts, member, group, &others, bytes),
+            trouble,
+        });
+    }
+    let mut violations: Vec<Violation> = by_domain
+        .into_iter()
+        .filter(|(_, components)| components.len() > 1)
+        .map(|(domain, components)| Violation::SharedDomain { domain: domain.into(), components })
+        .collect();
+    let active = members.iter().filter(|m| m.state.is_active()).count();
+    if active < record.policy.members() {
+        violations.push(Violation::Degraded { active, wanted: record.policy.members() });
+    }
+    LegExplanation { leg, bytes, members: explained, violations }
+}
+
+/// The reason is told of the present: what was free when the object was made is not recorded.
+fn why(
+    record: &ObjectRecord,
+    hosts: &[HostView],
+    member: &MemberRecord,
+    group: Option<&GroupView>,
+    others: &BTreeSet<&str>,
+    bytes: u64,
+) -> Why {
+    let Some(group) = group.filter(|g| g.healthy) else { return Why::Past };
+    if record.owner.is_some_and(|owner| owner.host == member.host) {
+        return Why::Near;
+    }
+    // What it could be instead: not with the other members; its own place always counts.
+    let choice: Vec<(&HostView, &GroupView)> = hosts
+        .iter()
+        .filter(|h| !others.contains(h.fault_domain.as_str()) && h.alive && !h.maintenance)
+        .flat_map(|h| h.groups.iter().map(move |g| (h, g)))
+        .filter(|(_, g)| g.id == member.group || (g.healthy && g.free_bytes >= bytes))
+        .collect();
+    let own = hosts.iter().find(|h| h.id == member.host).map(|h| &h.fault_domain);
+    if choice.iter().all(|(h, _)| Some(&h.fault_domain) == own) {
+        return Why::OnlyDomainLeft;
+    }
+    let most = choice.iter().map(|(_, g)| g.free_bytes).max().unwrap_or(0);
+    if group.free_bytes >= most {
+        Why::MostFree { free_bytes: most, of: choice.len() }
+    } else {
+        let of_bytes = choice.iter().map(|(_, g)| g.free_bytes).sum();
+        Why::Share { free_bytes: group.free_bytes, of_bytes }
+    }
+}
+
+/// A disk group that can take components.
+struct Place<'a> {
+    host: &'a HostView,
+    group: &'a GroupView,
+    domain: usize,
+    free: u64,
+    near: bool,
+    /// In (0, 1]: where this group begins in its turn.
+    start: f64,
+}
+
+impl<'a> Place<'a> {
+    /// Every group that can take anything.
+    fn of(hosts: &'a [HostView], prefer: Option<HostId>, seed: u64) -> Vec<Self> {
+        let names: BTreeSet<&str> = hosts.iter().map(|h| h.fault_domain.as_str()).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let mut places = Vec::new();
+        for host in hosts.iter().filter(|h| h.alive && !h.maintenance) {
+            for group in host.groups.iter().filter(|g| g.healthy && g.free_bytes > 0) {
+                let name = names.binary_search(&host.fault_domain.as_str());
+                places.push(Self {
+                    host,
+                    group,
+                    domain: name.expect("collected from the same hosts"),
+                    free: group.free_bytes,
+                    near: prefer == Some(host.id),
+                    start: ((mix(seed ^ mix(group.id.0)) >> 11) + 1) as f64 / (1u64 << 53) as f64,
+                });
+            }
+        }
+        // The order of the inventory decides nothing.
+        places.sort_by_key(|p| (p.host.id, p.group.id));
+        places
+    }
+
+    /// The group with the lowest comes next: in proportion to free space, like seats to votes.
+    fn score(&self, taken: u32) -> f64 {
+        (f64::from(taken) + self.start) / self.free as f64
+    }
+}
+
+/// The search for a placement: best choice first, back where there is a dead end.
+struct Search<'a> {
+    places: &'a [Place<'a>],
+    free: Vec<u64>,
+    taken: Vec<u32>,
+    legs: &'a [u64],
+    /// The smallest of the legs from each on, for the bound.
+    least: Vec<u64>,
+    copies: usize,
+    domains: usize,
+    chosen: Vec<Vec<usize>>,
+    steps: usize,
+}
+
+impl<'a> Search<'a> {
+    fn run(
+        places: &'a [Place<'a>],
+        free: Vec<u64>,
+        legs: &'a [u64],
+        copies: usize,
+    ) -> Option<Vec<Vec<usize>>> {
+        let mut least = legs.to_vec();
+        for i in (1..least.len()).rev() {
+            least[i - 1] = least[i - 1].min(least[i]);
+        }
+        let domains = places.iter().map(|p| p.domain + 1).max().unwrap_or(0);
+        let taken = vec![0; places.len()];
+        let chosen = Vec::new();
+        let mut search =
+            Self { places, free, taken, legs, least, copies, domains, chosen, steps: 0 };
+        (search.hopeful(0) && search.leg(0)).then_some(search.chosen)
+    }
+
+    /// Whether the legs from `leg` on could fit, counted in domains: necessary, and for legs of
+    /// one size also sufficient (each leg takes the domains with most room).
+    fn hopeful(&self, leg: usize) -> bool {
+        let Some(&least) = self.least.get(leg) else { return true };
+        let left = (self.legs.len() - leg) as u64;
+        let mut slots = vec![0u64; self.domains];
+        for (place, free) in self.places.iter().zip(&self.free) {
+            slots[place.domain] += free / least;
+        }
+        slots.into_iter().map(|s| s.min(left)).sum::<u64>() >= left * self.copies as u64
+    }
+
+    fn leg(&mut self, leg: usize) -> bool {
+        let Some(&bytes) = self.legs.get(leg) else { return true };
+        let mut order: Vec<usize> =
+            (0..self.places.len()).filter(|&p| self.free[p] >= bytes).collect();
+        self.steps += self.places.len();
+        order.sort_by(|&a, &b| {
+            let key = |p: usize| (!self.places[p].near, self.places[p].score(self.taken[p]));
+            key(a).partial_cmp(&key(b)).expect("scores are numbers")
+        });
+        let mut members = Vec::with_capacity(self.copies);
+        self.member(leg, bytes, &order, &mut members)
+    }
+
+    /// Chooses the members of a leg from `order` on, then all later legs.
+    fn member(
+        &mut self,
+        leg: usize,
+        bytes: u64,
+        order: &[usize],
+        members: &mut Vec<usize>,
+    ) -> bool {
+        if members.len() == self.copies {
+            self.steps += self.places.len();
+            if !self.hopeful(leg + 1) {
+                return false;
+            }
+            self.chosen.push(members.clone());
+            if self.leg(leg + 1) {
+                return true;
+            }
+            self.chosen.pop();
+            return false;
+        }
+        for (i, &p) in order.iter().enumerate() {
+            self.steps += 1;
+            if self.steps > STEPS_MAX {
+                return false;
+            }
+            if members.iter().any(|&m| self.places[m].domain == self.places[p].domain) {
+                continue;
+            }
+            members.push(p);
+            self.free[p] -= bytes;
+            self.taken[p] += 1;
+            if self.member(leg, bytes, &order[i + 1..], members) {
+                return true;
+            }
+            members.pop();
+            self.free[p] += bytes;
+            self.taken[p] -= 1;
+        }
+        false
+    }
+}
+
+/// What every group should leave free, so that any other fault domain fits into what is left when
+/// it is lost: its share, by capacity, of what that domain holds.
+fn rebuild_reserve(hosts: &[HostView]) -> BTreeMap<GroupId, u64> {
+    let domains = domains(hosts);
+    let capacity: u64 = domains.values().map(|d| d.capacity).sum();
+    let share = |group: &GroupView, lost: &Domain| match capacity - lost.capacity {
+        0 => 0,
+        others => {
+            let share =
+                u128::from(lost.used) * u128::from(group.capacity_bytes) / u128::from(others);
+            u64::try_from(share).unwrap_or(u64::MAX)
+        }
+    };
+    let mut reserve = BTreeMap::new();
+    for host in hosts {
+        for group in &host.groups {
+            let others = domains.iter().filter(|(name, _)| **name != host.fault_domain);
+            let most = others.map(|(_, lost)| share(group, lost)).max().unwrap_or(0);
+            reserve.insert(group.id, most);
+        }
+    }
+    reserve
+}
+
+#[derive(Default)]
+struct Domain {
+    usable: bool,
+    capacity: u64,
+    free: u64,
+    used: u64,
+}
+
+/// Fault domains with what their groups that could be used hold.
+fn domains(hosts: &[HostView]) -> BTreeMap<&str, Domain> {
+    let mut domains: BTreeMap<&str, Domain> = BTreeMap::new();
+    for host in hosts.iter().filter(|h| h.alive && !h.maintenance) {
+        for group in host.groups.iter().filter(|g| g.healthy) {
+            let domain = domains.entry(&host.fault_domain).or_default();
+            domain.usable |= group.free_bytes > 0;
+            domain.capacity += group.capacity_bytes;
+            domain.free += group.free_bytes;
+            domain.used += group.capacity_bytes.saturating_sub(group.free_bytes);
+        }
+    }
+    domains
+}
+
+/// Bytes of the components of each leg, by index.
+fn leg_bytes(policy: &Policy, size_bytes: u64) -> Vec<u64> {
+    let object = blank(policy, size_bytes, 0);
+    let legs = legs_needed(policy, size_bytes);
+    // A leg that the size does not reach (a column of a tiny striped object) still gets a chunk.
+    (0..legs).map(|leg| u64::from(object.leg_chunks(leg)).max(1) * CHUNK).collect()
+}
+
+fn check(policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
+    let refuse = |rule, remedies| Err(Refusal { rule, excluded: Vec::new(), remedies });
+    if let Err(why) = policy.check() {
+        return refuse(Rule::Policy(why), vec![]);
+    }
+    if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK) || size_bytes > OBJECT_MAX {
+        let why = format!(
+            "size is {size_bytes} bytes, and must be a multiple of 4 KiB, at most {}",
+            iec(OBJECT_MAX)
+        );
+        return refuse(Rule::Size(why), vec![]);
+    }
+    let bytes = record_bytes(policy, size_bytes);
+    if bytes > VALUE_MAX {
+        // Halve until it fits, then say so much; a finer answer is of no use to anyone.
+        let mut fits = size_bytes;
+        while record_bytes(policy, fits) > VALUE_MAX {
+            fits = (fits / 16 * 15).next_multiple_of(CHUNK);
+        }
+        let fewer = (0..policy.failures_to_tolerate).rev().find(|&ftt| {
+            let policy = Policy { failures_to_tolerate: ftt, ..policy.clone() };
+            record_bytes(&policy, size_bytes) <= VALUE_MAX
+        });
+        let mut remedies = vec![Remedy::Shrink(fits)];
+        remedies.extend(fewer.filter(|&f| f > 0).map(Remedy::Tolerate));
+        return refuse(Rule::Record { bytes }, remedies);
+    }
+    Ok(())
+}
+
+/// A record without members, for its geometry.
+fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
+    let host = HostId(u64::MAX);
+    ObjectRecord {
+        version: RECORD_VERSION,
+        id: ObjectId(u64::MAX),
+        name: "x".repeat(NAME_MAX),
+        state: ObjectState::Deleting,
+        size_bytes,
+        policy: policy.clone(),
+        epoch: Epoch(u32::MAX),
+        owner: Some(OwnerRecord { host, incarnation: Incarnation(u64::MAX) }),
+        seq_base: Seq(u64::MAX),
+        legs: vec![LegRecord { members: Vec::new() }; legs],
+        nonce: u64::MAX,
+    }
+}
+
+/// Bytes of the longest form of an object's record: all but one member of every leg absent, and
+/// one more being built.
+fn record_bytes(policy: &Policy, size_bytes: u64) -> usize {
+    let member = |state| MemberRecord {
+        component: ComponentId(u64::MAX),
+        host: HostId(u64::MAX),
+        group: GroupId(u64::MAX),
+        state,
+    };
+    let seq = Seq(atoll_format::units::SEQ_MAX);
+    let absent = MemberState::Absent { since: seq, at_ms: 10_000_000_000_000, lost: false };
+    let mut members = vec![member(MemberState::Active)];
+    members.extend(vec![member(absent); policy.members() - 1]);
+    if policy.members() > 1 {
+        members.push(member(MemberState::Resyncing { from: seq }));
+    }
+    let leg = record::encode(&LegRecord { members }).len() + 1;
+    record::encode(&blank(policy, size_bytes, 0)).len() + leg * legs_needed(policy, size_bytes)
+}
+
+/// Why nothing of `bytes` can go to these groups of a host; none if it can.
+fn unfit(host: &HostView, groups: &[&GroupView], bytes: u64) -> Option<Reason> {
+    if !host.alive {
+        return Some(Reason::Down);
+    }
+    if host.maintenance {
+        return Some(Reason::Maintenance);
+    }
+    if groups.is_empty() {
+        return Some(Reason::NoGroups);
+    }
+    let healthy = groups.iter().filter(|g| g.healthy);
+    let Some(free_bytes) = healthy.map(|g| g.free_bytes).max() else {
+        return Some(Reason::Failed);
+    };
+    (free_bytes < bytes).then_some(Reason::Full { free_bytes, needed_bytes: bytes })
+}
+
+fn sorted(hosts: &[HostView]) -> Vec<&HostView> {
+    let mut hosts: Vec<&HostView> = hosts.iter().collect();
+    hosts.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+    hosts
+}
+
+/// The hosts that only have to come back.
+fn returning(excluded: &[Excluded]) -> Vec<Remedy> {
+    let away = excluded.iter().filter(|e| e.is_away());
+    let names: Vec<String> = away.map(|e| e.name.clone()).collect();
+    if names.is_empty() { vec![] } else { vec![Remedy::Return(names)] }
+}
+
+/// Explains why no placement was found.
+fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
+    let legs = leg_bytes(policy, size_bytes);
+    let needed = policy.members();
+    let component_bytes = legs.iter().copied().max().expect("an object has a leg");
+    let mut excluded = Vec::new();
+    let mut taking: BTreeSet<&str> = BTreeSet::new();
+    let mut fitting: BTreeSet<&str> = BTreeSet::new();
+    // What is missing in the best group of every domain that is too full.
+    let mut short: BTreeMap<&str, u64> = BTreeMap::new();
+    for host in sorted(hosts) {
+        let groups: Vec<&GroupView> = host.groups.iter().collect();
+        let reason = unfit(host, &groups, component_bytes);
+        match &reason {
+            None => {
+                fitting.insert(&host.fault_domain);
+                taking.insert(&host.fault_domain);
+            }
+            Some(Reason::Full { free_bytes, .. }) => {
+                taking.insert(&host.fault_domain);
+                let missing = component_bytes - free_bytes;
+                let least = short.entry(&host.fault_domain).or_insert(missing);
+                *least = missing.min(*least);
+            }
+            Some(_) => {}
+        }
+        if let Some(reason) = reason {
+            excluded.push(Excluded { host: host.id, name: host.name.clone(), reason });
+        }
+    }
+    let mut remedies = returning(&excluded);
+    let rule = if taking.len() < needed {
+        remedies.push(Remedy::AddHosts(needed - taking.len()));
+        Rule::Domains { needed, usable: taking.len() }
+    } else if fitting.len() < needed {
+        let mut missing: Vec<u64> =
+            short.iter().filter(|(d, _)| !fitting.contains(*d)).map(|(_, &m)| m).collect();
+        missing.sort_unstable();
+        let missing_bytes = missing.iter().take(needed - fitting.len()).sum();
+        remedies.push(Remedy::AddBytes(missing_bytes));
+        Rule::Room { needed, usable: fitting.len(), component_bytes, missing_bytes }
+    } else {
+        let missing_bytes = missing_in_total(hosts, &legs, needed);
+        remedies.push(Remedy::AddBytes(missing_bytes));
+        Rule::Total { components: legs.len() * needed, component_bytes, missing_bytes }
+    };
+    // What else would do, tried and not guessed.
+    let would_do = |policy: &Policy| {
+        check(policy, size_bytes).is_ok() && {
+            let places = Place::of(hosts, None, 0);
+            let free = places.iter().map(|p| p.free).collect();
+            let legs = leg_bytes(policy, size_bytes);
+            Search::run(&places, free, &legs, policy.members()).is_some()
+        }
+    };
+    if !matches!(rule, Rule::Domains { .. }) {
+        let wider = (policy.stripe_width + 1..=12)
+            .find(|&width| would_do(&Policy { stripe_width: width, ..policy.clone() }));
+        remedies.extend(wider.map(Remedy::Stripe));
+    }
+    let fewer = (0..policy.failures_to_tolerate)
+        .rev()
+        .find(|&ftt| would_do(&Policy { failures_to_tolerate: ftt, ..policy.clone() }));
+    remedies.extend(fewer.map(Remedy::Tolerate));
+    Refusal { rule, excluded, remedies }
+}
+
+/// Bytes that are missing for all components, counted where whole components fit; at least one
+/// component's worth where only the arrangement fails.
+fn missing_in_total(hosts: &[HostView], legs: &[u64], copies: usize) -> u64 {
+    let largest = legs.iter().copied().max().unwrap_or(CHUNK);
+    let mut slots: BTreeMap<usize, u64> = BTreeMap::new();
+    for place in Place::of(hosts, None, 0) {
+        *slots.entry(place.domain).or_default() += place.free / largest;
+    }
+    let fit: u64 = slots.values().map(|&s| s.min(legs.len() as u64)).sum();
+    (legs.len() * copies).saturating_sub(fit as usize).max(1) as u64 * largest
+}
+
+/// splitmix64's finaliser.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn plural(n: usize, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
+/// "is" or "are", "has" or "have".
+fn verb<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
+    if n == 1 { one } else { many }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Down => write!(f, "is down"),
+            Self::Maintenance => write!(f, "is in maintenance"),
+            Self::NoGroups => write!(f, "has no disk group"),
+            Self::Failed => write!(f, "has only failed disk groups"),
+            Self::Full { free_bytes, needed_bytes } => write!(
+                f,
+                "has {} free in one disk group of the {} needed",
+                iec(*free_bytes),
+                iec(*needed_bytes)
+            ),
+            Self::Occupied { domain } => {
+                write!(f, "is in fault domain {domain}, which holds another copy")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Return(names) => write!(f, "bring back {}", names.join(", ")),
+            Self::AddHosts(1) => write!(f, "add a host"),
+            Self::AddHosts(n) => write!(f, "add {n} hosts"),
+            Self::AddBytes(bytes) => write!(f, "free or add {}", iec(*bytes)),
+            Self::Tolerate(ftt) => {
+                write!(f, "use a policy with failures_to_tolerate {ftt}")
+            }
+            Self::Stripe(width) => write!(f, "use a policy with stripe_width {width}"),
+            Self::Shrink(bytes) => write!(f, "make it at most {}", iec(*bytes)),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.rule {
+            Rule::Policy(why) | Rule::Size(why) => write!(f, "{why}")?,
+            Rule::Domains { needed, usable } => write!(
+                f,
+                "policy needs {} for {}, {usable} {} {}",
+                plural(*needed, "fault domain"),
+                verb(*needed, "1 copy", &format!("{needed} copies")),
+                verb(*usable, "is", "are"),
+                if self.excluded.iter().all(Excluded::is_away) { "up" } else { "usable" }
+            )?,
+            Rule::Room { needed, usable, component_bytes, missing_bytes } => write!(
+                f,
+                "policy needs {} with {} free, {usable} {} it and {} are missing",
+                plural(*needed, "fault domain"),
+                iec(*component_bytes),
+                verb(*usable, "has", "have"),
+                iec(*missing_bytes)
+            )?,
+            Rule::Total { components, component_bytes, missing_bytes } => write!(
+                f,
+                "{} of up to {} do not fit together, {} are missing",
+                plural(*components, "component"),
+                iec(*component_bytes),
+                iec(*missing_bytes)
+            )?,
+            Rule::Record { bytes } => write!(
+                f,
+                "its record in the directory could grow to {}, a value has at most {}",
+                iec(*bytes as u64),
+                iec(VALUE_MAX as u64)
+            )?,
+        }
+        let hosts: Vec<String> =
+            self.excluded.iter().map(|e| format!("{} {}", e.name, e.reason)).collect();
+        if !hosts.is_empty() {
+            write!(f, ": {}", hosts.join(", "))?;
+        }
+        let remedies: Vec<String> = self.remedies.iter().map(Remedy::to_string).collect();
+        if !remedies.is_empty() {
+            write!(f, "; {}", remedies.join(", or "))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSpareDomain { domains, needed } => write!(
+                f,
+                "{} {} up and every leg needs {needed}: after a loss there is no place to \
+                 rebuild; add a host",
+                plural(*domains, "fault domain"),
+                verb(*domains, "is", "are")
+            ),
+            Self::NoRebuildRoom { domain, used_bytes, free_bytes } => write!(
+                f,
+                "fault domain {domain} holds {}, the others have {} free: it could not be \
+                 rebuilt in full; free or add {}",
+                iec(*used_bytes),
+                iec(*free_bytes),
+                iec(used_bytes - free_bytes)
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Near => write!(f, "same host as the owner"),
+            Self::OnlyDomainLeft => write!(f, "only fault domain left"),
+            Self::MostFree { free_bytes, of } => {
+                write!(f, "most free space ({}) of {}", iec(*free_bytes), plural(*of, "choice"))
+            }
+            Self::Share { free_bytes, of_bytes } => {
+                write!(f, "its turn, with {} of the {} free", iec(*free_bytes), iec(*of_bytes))
+            }
+            Self::Past => write!(f, "chosen before; the place is no longer usable"),
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SharedDomain { domain, components } => {
+                let ids: Vec<String> = components.iter().map(ToString::to_string).collect();
+                write!(f, "fault domain {domain} holds {} copies: {}", ids.len(), ids.join(", "))
+            }
+            Self::Degraded { active, wanted } => {
+                write!(f, "{active} of {wanted} copies {} active", verb(*active, "is", "are"))
+            }
+        }
+    }
+}
+
+impl Explanation {
+    /// Everything in sentences, one a line.
+    pub fn sentences(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for leg in &self.legs {
+            for member in &leg.members {
+                let mut line = format!(
+                    "leg {}: component {} is on {} (fault domain {}, disk group {}): {}",
+                    leg.leg,
+                    member.component,
+                    member.host_name,
+                    if member.fault_domain.is_empty() { "unknown" } else { &member.fault_domain },
+                    member.group,
+                    member.why
+                );
+                if let Some(trouble) = &member.trouble {
+                    line += &format!("; the host {trouble}");
+                }
+                lines.push(line);
+            }
+            lines.extend(leg.violations.iter().map(|v| format!("leg {}: {v}", leg.leg)));
+        }
+        lines.extend(self.warnings.iter().map(|w| format!("warning: {w}")));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_format::record::Method;
+    use atoll_format::units::COMPONENT_MAX;
+    use proptest::prelude::*;
+
+    fn policy(ftt: u8, width: u8) -> Policy {
+        Policy {
+            failures_to_tolerate: ftt,
+            method: Method::Mirror,
+            stripe_width: width,
+            iops_limit: 0,
+        }
+    }
+
+    /// Hosts `host1`, `host2`, ... in domains of the same names, with groups of (capacity, free).
+    fn cluster(hosts: &[&[(u64, u64)]]) -> Vec<HostView> {
+        let host = |(i, groups): (usize, &&[(u64, u64)])| HostView {
+            id: HostId(i as u64 + 1),
+            name: format!("host{}", i + 1),
+            fault_domain: format!("host{}", i + 1),
+            alive: true,
+            maintenance: false,
+            groups: groups
+                .iter()
+                .enumerate()
+                .map(|(g, &(capacity_bytes, free_bytes))| GroupView {
+                    id: GroupId((i as u64 + 1) * 10 + g as u64),
+                    healthy: true,
+                    capacity_bytes,
+                    free_bytes,
+                })
+                .collect(),
+        };
+        hosts.iter().enumerate().map(host).collect()
+    }
+
+    fn object_on(policy: &Policy, size_bytes: u64, legs: &[LegPlacement]) -> ObjectRecord {
+        let mut next = 100;
+        let mut member = |&(host, group): &(HostId, GroupId)| {
+            next += 1;
+            MemberRecord { component: ComponentId(next), host, group, state: MemberState::Active }
+        };
+        ObjectRecord {
+            name: "v".into(),
+            state: ObjectState::Ready,
+            owner: None,
+            legs: legs
+                .iter()
+                .map(|l| LegRecord { members: l.members.iter().map(&mut member).collect() })
+                .collect(),
+            ..blank(policy, size_bytes, 0)
+        }
+    }
+
+    const G: u64 = 1 << 30;
+
+    #[test]
+    fn a_refusal_says_which_rule_which_hosts_and_what_would_help() {
+        let mut hosts =
+            cluster(&[&[(100 * G, 50 * G)], &[(100 * G, 50 * G)], &[(100 * G, 50 * G)]]);
+        hosts[2].alive = false;
+        let refusal = place(&hosts, &policy(2, 1), G, None, 1).unwrap_err();
+        assert_eq!(refusal.rule, Rule::Domains { needed: 3, usable: 2 });
+        assert_eq!(
+            refusal.to_string(),
+            "policy needs 3 fault domains for 3 copies, 2 are up: host3 is down; bring back \
+             host3, or add a host, or use a policy with failures_to_tolerate 1"
+        );
+        hosts[2].alive = true;
+        hosts[1].groups[0].free_bytes = 10 * G;
+        hosts[2].groups[0].free_bytes = 3 * G;
+        let refusal = place(&hosts, &policy(1, 1), 24 * G, None, 1).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "policy needs 2 fault domains with 24.0 GiB free, 1 has it and 14.0 GiB are missing: \
+             host2 has 10.0 GiB free in one disk group of the 24.0 GiB needed, host3 has 3.0 GiB \
+             free in one disk group of the 24.0 GiB needed; free or add 14.0 GiB, or use a policy \
+             with failures_to_tolerate 0"
+        );
+        // Striping makes components that fit.
+        let refusal = place(&hosts, &policy(1, 1), 12 * G, None, 1).unwrap_err();
+        assert!(refusal.remedies.contains(&Remedy::Stripe(4)), "{refusal}");
+        assert!(place(&hosts, &policy(1, 4), 12 * G, None, 1).is_ok());
+        // Each component fits, all of them do not.
+        let hosts = cluster(&[&[(9 * G, 5 * G)], &[(9 * G, 5 * G)]]);
+        let refusal = place(&hosts, &policy(1, 3), 12 * G, None, 1).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "6 components of up to 4.0 GiB do not fit together, 16.0 GiB are missing; free or add \
+             16.0 GiB"
+        );
+        let mut hosts = cluster(&[&[(9 * G, 5 * G)], &[], &[(9 * G, 5 * G)], &[(9 * G, 5 * G)]]);
+        hosts[2].groups[0].healthy = false;
+        hosts[3].maintenance = true;
+        let refusal = place(&hosts, &policy(3, 1), G, None, 1).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "policy needs 4 fault domains for 4 copies, 1 is usable: host2 has no disk group, host3 \
+             has only failed disk groups, host4 is in maintenance; bring back host4, or add 3 \
+             hosts, or use a policy with failures_to_tolerate 0"
+        );
+    }
+
+    #[test]
+    fn bad_policies_and_sizes_are_refused_first() {
+        let hosts = cluster(&[&[(G, G)], &[(G, G)]]);
+        for (policy, size, word) in [
+            (policy(4, 1), G, "failures_to_tolerate"),
+            (policy(1, 0), G, "stripe_width"),
+            (policy(1, 13), G, "stripe_width"),
+            (policy(1, 1), 0, "size"),
+            (policy(1, 1), 1000, "size"),
+            (policy(1, 1), OBJECT_MAX + 4096, "size"),
+        ] {
+            let refusal = place(&hosts, &policy, size, None, 1).unwrap_err();
+            assert!(refusal.to_string().contains(word), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn an_object_whose_record_could_outgrow_the_directory_is_refused() {
+        let huge = cluster(&[[(OBJECT_MAX * 2, OBJECT_MAX * 2)].as_slice(); 4]);
+        let refusal = place(&huge, &policy(3, 1), OBJECT_MAX, None, 1).unwrap_err();
+        assert!(matches!(refusal.rule, Rule::Record { bytes } if bytes > VALUE_MAX), "{refusal}");
+        let Some(&Remedy::Shrink(fits)) = refusal.remedies.first() else { panic!("{refusal}") };
+        let legs = place(&huge, &policy(3, 1), fits, None, 1).expect("that fits");
+        // The worst that can come: every leg with members away and one being built.
+        let mut record = object_on(&policy(3, 1), fits, &legs);
+        for leg in &mut record.legs {
+            let mut more = leg.members[0];
+            more.state = MemberState::Resyncing { from: Seq(atoll_format::units::SEQ_MAX) };
+            for member in &mut leg.members[1..] {
+                member.state = MemberState::Absent {
+                    since: Seq(atoll_format::units::SEQ_MAX),
+                    at_ms: 1_800_000_000_000,
+                    lost: true,
+                };
+            }
+            leg.members.push(more);
+        }
+        let len = record::encode(&record).len();
+        assert!(len <= VALUE_MAX && len > VALUE_MAX * 8 / 10, "{len}");
+    }
+
+    #[test]
+    fn the_using_host_holds_a_member_of_every_leg_while_it_can() {
+        let hosts = cluster(&[&[(90 * G, 90 * G)], &[(40 * G, 20 * G)], &[(90 * G, 90 * G)]]);
+        for seed in 0..50 {
+            let legs = place(&hosts, &policy(1, 4), 16 * G, Some(HostId(2)), seed).unwrap();
+            assert!(legs.iter().all(|l| l.members[0].0 == HostId(2)));
+        }
+        // No room for all: the rest goes elsewhere.
+        let legs = place(&hosts, &policy(1, 8), 60 * G, Some(HostId(2)), 1).unwrap();
+        let near = legs.iter().filter(|l| l.members[0].0 == HostId(2)).count();
+        assert!((1..8).contains(&near), "{near}");
+        // And a host that cannot is no reason to refuse.
+        let mut hosts = hosts;
+        hosts[1].alive = false;
+        assert!(place(&hosts, &policy(1, 1), G, Some(HostId(2)), 1).is_ok());
+    }
+
+    #[test]
+    fn room_to_rebuild_is_kept_while_possible_and_missed_with_a_warning() {
+        // 60 used on each of three; a loss needs 30 free on each of the other two.
+        let full = [(200 * G, 140 * G)].as_slice();
+        let mut hosts = cluster(&[full, full, full, &[(200 * G, 40 * G)]]);
+        // host4 is the fullest (160): others keep 160 * 200 / 600 = 53 each.
+        for seed in 0..20 {
+            let legs = place(&hosts, &policy(1, 1), 30 * G, None, seed).unwrap();
+            assert!(legs[0].members.iter().all(|m| m.0 != HostId(4)), "it has nothing to spare");
+        }
+        assert_eq!(warnings(&hosts, &policy(1, 1)), []);
+        for host in &mut hosts {
+            host.groups[0].free_bytes = 40 * G;
+        }
+        assert!(place(&hosts, &policy(1, 1), 30 * G, None, 1).is_ok(), "a warning, no refusal");
+        let warned = warnings(&hosts, &policy(1, 1));
+        assert_eq!(
+            warned,
+            [Warning::NoRebuildRoom {
+                domain: "host1".into(),
+                used_bytes: 160 * G,
+                free_bytes: 120 * G
+            }]
+        );
+        assert!(warned[0].to_string().contains("free or add 40.0 GiB"));
+        let two = cluster(&[&[(9 * G, 9 * G)], &[(9 * G, 9 * G)]]);
+        assert_eq!(
+            warnings(&two, &policy(1, 1)),
+            [Warning::NoSpareDomain { domains: 2, needed: 2 }]
+        );
+    }
+
+    #[test]
+    fn many_volumes_fill_all_groups_alike() {
+        let mut hosts = cluster(&[
+            &[(1000 * G, 1000 * G)],
+            &[(1000 * G, 1000 * G)],
+            &[(2000 * G, 2000 * G)],
+            &[(1000 * G, 1000 * G), (1000 * G, 1000 * G)],
+            &[(4000 * G, 4000 * G)],
+        ]);
+        for seed in 0..400 {
+            let size = [2 * G, 10 * G, 20 * G][seed as usize % 3];
+            let prefer = None;
+            let legs = place(&hosts, &policy(1, 1 + seed as u8 % 3), size, prefer, seed).unwrap();
+            for leg in legs {
+                for (_, group) in leg.members {
+                    let groups = hosts.iter_mut().flat_map(|h| &mut h.groups);
+                    let group = groups.into_iter().find(|g| g.id == group).unwrap();
+                    group.free_bytes -= leg.bytes;
+                }
+            }
+        }
+        let fill: Vec<f64> = hosts
+            .iter()
+            .flat_map(|h| &h.groups)
+            .map(|g| 1.0 - g.free_bytes as f64 / g.capacity_bytes as f64)
+            .collect();
+        let mean = fill.iter().sum::<f64>() / fill.len() as f64;
+        assert!(mean > 0.7, "{mean}");
+        for f in &fill {
+            assert!((f - mean).abs() < 0.1, "{fill:?}");
+        }
+    }
+
+    #[test]
+    fn a_striped_volume_uses_every_group_in_turn() {
+        let hosts = cluster(&[[(90 * G, 90 * G); 2].as_slice(); 3]);
+        let legs = place(&hosts, &policy(1, 12), 24 * G, None, 7).unwrap();
+        let mut per_group: BTreeMap<GroupId, u32> = BTreeMap::new();
+        for (_, group) in legs.iter().flat_map(|l| &l.members) {
+            *per_group.entry(*group).or_default() += 1;
+        }
+        assert_eq!(per_group.len(), 6);
+        assert!(per_group.values().all(|n| (3..=5).contains(n)), "{per_group:?}");
+    }
+
+    #[test]
+    fn the_largest_object_on_the_largest_cluster_is_placed() {
+        let groups: [(u64, u64); 4] = [(3 << 40, 3 << 40); 4];
+        let hosts = cluster(&[groups.as_slice(); 64]);
+        let legs = place(&hosts, &policy(1, 1), 36 << 40, Some(HostId(5)), 9).unwrap();
+        assert_eq!(legs.len(), legs_needed(&policy(1, 1), 36 << 40));
+        assert!(legs.iter().all(|l| l.bytes <= COMPONENT_MAX));
+        let total: u64 = legs.iter().map(|l| l.bytes).sum();
+        assert_eq!(total, 36 << 40);
+    }
+
+    #[test]
+    fn a_replacement_avoids_the_other_members_and_the_old_place() {
+        let mut hosts = cluster(&[
+            &[(90 * G, 50 * G)],
+            &[(90 * G, 90 * G), (90 * G, 10 * G)],
+            &[(90 * G, 2 * G)],
+        ]);
+        let place_at = |host, group| (HostId(host), GroupId(group));
+        let legs = [LegPlacement { members: vec![place_at(1, 10), place_at(2, 20)], bytes: 8 * G }];
+        let record = object_on(&policy(1, 1), 8 * G, &legs);
+        let gone = record.legs[0].members[1].component;
+        // The other group of the same host is a new place.
+        assert_eq!(replacement(&hosts, &record, 0, gone), Ok(place_at(2, 21)));
+        hosts[2].groups[0].free_bytes = 80 * G;
+        hosts[1].alive = false;
+        assert_eq!(replacement(&hosts, &record, 0, gone), Ok(place_at(3, 30)));
+        hosts[2].groups[0].free_bytes = 2 * G;
+        let refusal = replacement(&hosts, &record, 0, gone).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "policy needs 1 fault domain with 8.0 GiB free, 0 have it and 6.0 GiB are missing: \
+             host1 is in fault domain host1, which holds another copy, host2 is down, host3 has \
+             2.0 GiB free in one disk group of the 8.0 GiB needed; bring back host2, or free or \
+             add 6.0 GiB, or add a host"
+        );
+        hosts.truncate(2);
+        let refusal = replacement(&hosts, &record, 0, gone).unwrap_err();
+        assert_eq!(refusal.rule, Rule::Domains { needed: 1, usable: 0 });
+    }
+
+    #[test]
+    fn an_explanation_names_the_reason_and_what_is_wrong() {
+        let mut hosts = cluster(&[
+            &[(90 * G, 50 * G)],
+            &[(90 * G, 60 * G)],
+            &[(90 * G, 70 * G)],
+            &[(90 * G, 10 * G)],
+        ]);
+        let at = |host: u64| (HostId(host), GroupId(host * 10));
+        let legs = [
+            LegPlacement { members: vec![at(1), at(3)], bytes: 4 * G },
+            LegPlacement { members: vec![at(2), at(4)], bytes: 4 * G },
+        ];
+        let mut record = object_on(&policy(1, 2), 8 * G, &legs);
+        record.owner = Some(OwnerRecord { host: HostId(1), incarnation: Incarnation(1) });
+        let told = explain(&record, &hosts);
+        let why = |leg: usize, member: usize| told.legs[leg].members[member].why;
+        assert_eq!(why(0, 0), Why::Near);
+        assert_eq!(why(0, 1), Why::MostFree { free_bytes: 70 * G, of: 3 });
+        assert_eq!(why(1, 1), Why::Share { free_bytes: 10 * G, of_bytes: 130 * G });
+        assert!(told.legs.iter().all(|l| l.violations.is_empty() && l.bytes == 4 * G));
+        let lines = told.sentences();
+        assert_eq!(
+            lines[0],
+            "leg 0: component 0000000000000065 is on host1 (fault domain host1, disk group \
+             000000000000000a): same host as the owner"
+        );
+
+        // Two members in one domain, one of them on a host that is down; an unknown host.
+        hosts[2].fault_domain = "host1".into();
+        hosts[2].alive = false;
+        hosts.remove(1);
+        record.legs[0].members[1].state =
+            MemberState::Absent { since: Seq(4), at_ms: 1, lost: false };
+        let told = explain(&record, &hosts);
+        let leg = &told.legs[0];
+        let both = leg.members.iter().map(|m| m.component).collect();
+        assert_eq!(
+            leg.violations,
+            [
+                Violation::SharedDomain { domain: "host1".into(), components: both },
+                Violation::Degraded { active: 1, wanted: 2 }
+            ]
+        );
+        assert_eq!(leg.members[1].trouble, Some(Reason::Down));
+        assert_eq!(told.legs[1].members[0].why, Why::Past);
+        assert_eq!(told.legs[1].members[0].host_name, HostId(2).to_string());
+        let text = told.sentences().join("\n");
+        assert!(text.contains("the host is down") && text.contains("1 of 2 copies is active"));
+
+        let two = cluster(&[&[(9 * G, 9 * G)], &[(9 * G, 9 * G)]]);
+        let legs = [LegPlacement { members: vec![at(1), at(2)], bytes: G }];
+        let told = explain(&object_on(&policy(1, 1), G, &legs), &two);
+        assert_eq!(told.legs[0].members[1].why, Why::OnlyDomainLeft);
+        assert_eq!(told.warnings, [Warning::NoSpareDomain { domains: 2, needed: 2 }]);
+    }
+
+    /// Whether there is any placement: every way to choose, without any order or bound.
+    fn possible(hosts: &[HostView], legs: &[u64], copies: usize) -> bool {
+        fn choose(
+            groups: &[(String, u64)],
+            free: &mut Vec<u64>,
+            legs: &[u64],
+            copies: usize,
+            members: &mut Vec<usize>,
+        ) -> bool {
+            let Some((&bytes, rest)) = legs.split_first() else { return true };
+            if members.len() == copies {
+                return choose(groups, free, rest, copies, &mut Vec::new());
+            }
+            for g in members.last().map_or(0, |l| l + 1)..groups.len() {
+                if free[g] < bytes || members.iter().any(|&m| groups[m].0 == groups[g].0) {
+                    continue;
+                }
+                free[g] -= bytes;
+                members.push(g);
+                let found = choose(groups, free, legs, copies, members);
+                members.pop();
+                free[g] += bytes;
+                if found {
+                    return true;
+                }
+            }
+            false
+        }
+        let groups: Vec<(String, u64)> = hosts
+            .iter()
+            .filter(|h| h.alive && !h.maintenance)
+            .flat_map(|h| h.groups.iter().map(|g| (h.fault_domain.clone(), g)))
+            .filter(|(_, g)| g.healthy)
+            .map(|(d, g)| (d, g.free_bytes))
+            .collect();
+        let mut free = groups.iter().map(|g| g.1).collect();
+        choose(&groups, &mut free, legs, copies, &mut Vec::new())
+    }
+
+    fn hosts() -> impl Strategy<Value = Vec<HostView>> {
+        let group = (0u64..6, 0u64..3, 0u8..10);
+        let host = (0u8..4, 0u8..12, proptest::collection::vec(group, 0..3));
+        proptest::collection::vec(host, 1..5).prop_map(|hosts| {
+            let view = |(i, (domain, state, groups)): (usize, (u8, u8, Vec<(u64, u64, u8)>))| {
+                let group = |(g, (free, used, health)): (usize, (u64, u64, u8))| GroupView {
+                    id: GroupId(i as u64 * 10 + g as u64),
+                    healthy: health > 0,
+                    capacity_bytes: (free + used) * CHUNK,
+                    free_bytes: free * CHUNK,
+                };
+                HostView {
+                    id: HostId(i as u64),
+                    name: format!("host{i}"),
+                    fault_domain: format!("rack{domain}"),
+                    alive: state != 0,
+                    maintenance: state == 1,
+                    groups: groups.into_iter().enumerate().map(group).collect(),
+                }
+            };
+            hosts.into_iter().enumerate().map(view).collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn a_placement_keeps_the_rules_and_a_refusal_means_there_is_none(
+            hosts in hosts(),
+            ftt in 0u8..3,
+            width in 1u8..4,
+            chunks in 1u64..8,
+            prefer in proptest::option::of(0u64..4),
+            seed in 0u64..,
+        ) {
+            let policy = policy(ftt, width);
+            let size = chunks * CHUNK;
+            let legs = leg_bytes(&policy, size);
+            let placed = place(&hosts, &policy, size, prefer.map(HostId), seed);
+            match &placed {
+                Ok(placed) => {
+                    let mut free: BTreeMap<GroupId, u64> = BTreeMap::new();
+                    prop_assert_eq!(placed.len(), legs.len());
+                    for (leg, &bytes) in placed.iter().zip(&legs) {
+                        prop_assert_eq!(leg.bytes, bytes);
+                        prop_assert_eq!(leg.members.len(), policy.members());
+                        let mut domains = BTreeSet::new();
+                        for &(host, group) in &leg.members {
+                            let host = hosts.iter().find(|h| h.id == host).expect("known");
+                            let group = host.groups.iter().find(|g| g.id == group).expect("there");
+                            prop_assert!(host.alive && !host.maintenance && group.healthy);
+                            prop_assert!(domains.insert(&host.fault_domain), "two in a domain");
+                            let left = free.entry(group.id).or_insert(group.free_bytes);
+                            prop_assert!(*left >= bytes, "no room");
+                            *left -= bytes;
+                        }
+                    }
+                }
+                Err(refusal) => {
+                    prop_assert!(!possible(&hosts, &legs, policy.members()), "{}", refusal);
+                    prop_assert!(!refusal.to_string().is_empty());
+                    for remedy in &refusal.remedies {
+                        let tried = match remedy {
+                            Remedy::Tolerate(ftt) => Policy { failures_to_tolerate: *ftt, ..policy.clone() },
+                            Remedy::Stripe(width) => Policy { stripe_width: *width, ..policy.clone() },
+                            _ => continue,
+                        };
+                        prop_assert!(place(&hosts, &tried, size, None, 0).is_ok(), "{}", remedy);
+                    }
+                }
+            }
+            let mut shuffled = hosts.clone();
+            shuffled.reverse();
+            let again = place(&shuffled, &policy, size, prefer.map(HostId), seed);
+            prop_assert_eq!(again, placed, "the order of the inventory decides nothing");
+        }
+
+        #[test]
+        fn a_replacement_keeps_the_rules_and_a_refusal_means_there_is_none(
+            hosts in hosts(),
+            chunks in 1u64..6,
+            seed in 0u64..,
+            which in 0usize..2,
+        ) {
+            let policy = policy(1, 1);
+            let everywhere: Vec<HostView> = hosts
+                .iter()
+                .map(|h| HostView {
+                    alive: true,
+                    maintenance: false,
+                    groups: h.groups.iter().map(|g| GroupView { healthy: true, ..g.clone() }).collect(),
+                    ..h.clone()
+                })
+                .collect();
+            // Made when all was well, repaired when it is not.
+            let Ok(legs) = place(&everywhere, &policy, chunks * CHUNK, None, seed) else {
+                return Ok(());
+            };
+            let record = object_on(&policy, chunks * CHUNK, &legs);
+            let gone = record.legs[0].members[which];
+            let stays = record.legs[0].members[1 - which];
+            let domain = |id: HostId| &hosts.iter().find(|h| h.id == id).expect("known").fault_domain;
+            let fits = |host: &HostView, g: &GroupView| {
+                host.alive && !host.maintenance && g.healthy && g.id != gone.group
+                    && g.free_bytes >= chunks * CHUNK && &host.fault_domain != domain(stays.host)
+            };
+            match replacement(&hosts, &record, 0, gone.component) {
+                Ok((host, group)) => {
+                    let host = hosts.iter().find(|h| h.id == host).expect("known");
+                    let group = host.groups.iter().find(|g| g.id == group).expect("there");
+                    prop_assert!(fits(host, group));
+                }
+                Err(refusal) => {
+                    let any = hosts.iter().any(|h| h.groups.iter().any(|g| fits(h, g)));
+                    prop_assert!(!any, "{}", refusal);
+                    prop_assert_eq!(refusal.excluded.len(), hosts.len(), "every host has a reason");
+                }
+            }
+        }
+    }
+}
