@@ -54,6 +54,7 @@ def log(text):
 
 # CPU, from /proc.
 
+
 def cpu_of(pid):
     """CPU seconds of a process, all its threads; 0 once it is gone."""
     try:
@@ -103,17 +104,44 @@ class Fio:
 
     def _run(self, target, words, pids=()):
         out = os.path.join(self.directory, "fio.json")
-        argv = ["fio", "--name=w", *target, *words, f"--size={self.size}", "--direct=1", "--thread=1",
-                "--norandommap=1", "--random_generator=tausworthe64", "--group_reporting=1",
-                "--unified_rw_reporting=both", "--percentile_list=50:99:99.9", f"--output={out}", "--output-format=json"]
+        argv = [
+            "fio",
+            "--name=w",
+            *target,
+            *words,
+            f"--size={self.size}",
+            "--direct=1",
+            "--thread=1",
+            "--norandommap=1",
+            "--random_generator=tausworthe64",
+            "--group_reporting=1",
+            "--unified_rw_reporting=both",
+            "--percentile_list=50:99:99.9",
+            f"--output={out}",
+            "--output-format=json",
+        ]
         errors = os.path.join(self.directory, "fio.log")
         with open(errors, "wb") as err:
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=err, stderr=err,
-                                     cwd=self.directory, start_new_session=True)
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                cwd=self.directory,
+                start_new_session=True,
+            )
         samples = []
         try:
             while True:
-                samples.append((time.monotonic(), sum(map(cpu_of, pids)), cpu_of(child.pid), machine_cpu(), kernel_cpu()))
+                samples.append(
+                    (
+                        time.monotonic(),
+                        sum(map(cpu_of, pids)),
+                        cpu_of(child.pid),
+                        machine_cpu(),
+                        kernel_cpu(),
+                    )
+                )
                 try:
                     child.wait(0.5)
                     break
@@ -127,7 +155,7 @@ class Fio:
         try:
             with open(out, encoding="utf-8") as f:
                 text = f.read()
-            job = json.loads(text[text.index("{"):])["jobs"][0]
+            job = json.loads(text[text.index("{") :])["jobs"][0]
         except (OSError, ValueError, LookupError):
             job = {"error": "no report"}
         if child.returncode or job.get("error"):
@@ -142,8 +170,20 @@ class Fio:
     def measure(self, target, workload, pids=()):
         """One workload; the same figures as every system gets, CPU in microseconds per I/O."""
         rw, size, depth, extra = WORKLOADS[workload]
-        job, samples = self._run(target, [f"--rw={rw}", f"--bs={size}", f"--iodepth={depth}", *extra, "--time_based=1",
-                                          f"--runtime={self.runtime}", f"--ramp_time={self.ramp}", "--randrepeat=0"], pids)
+        job, samples = self._run(
+            target,
+            [
+                f"--rw={rw}",
+                f"--bs={size}",
+                f"--iodepth={depth}",
+                *extra,
+                "--time_based=1",
+                f"--runtime={self.runtime}",
+                f"--ramp_time={self.ramp}",
+                "--randrepeat=0",
+            ],
+            pids,
+        )
         mixed = job["mixed"]
         if not mixed["total_ios"]:
             raise RuntimeError(f"fio did nothing in {workload}")
@@ -151,17 +191,25 @@ class Fio:
         # The middle of the run: neither the ramp nor fio's own end is charged to anybody.
         first, last = samples[0][0] + self.ramp + 0.5, samples[-1][0] - 0.7
         window = [s for s in samples if first <= s[0] <= last]
-        figures = {"iops": mixed["iops"], "MBps": mixed["bw_bytes"] / 1e6, "mean_us": mixed["lat_ns"]["mean"] / 1000,
-                   "p50_us": percentiles.get("50.000000", 0) / 1000, "p99_us": percentiles.get("99.000000", 0) / 1000,
-                   "p999_us": percentiles.get("99.900000", 0) / 1000}
+        figures = {
+            "iops": mixed["iops"],
+            "MBps": mixed["bw_bytes"] / 1e6,
+            "mean_us": mixed["lat_ns"]["mean"] / 1000,
+            "p50_us": percentiles.get("50.000000", 0) / 1000,
+            "p99_us": percentiles.get("99.000000", 0) / 1000,
+            "p999_us": percentiles.get("99.900000", 0) / 1000,
+        }
         if len(window) >= 2:
             a, b = window[0], window[-1]
             seconds = b[0] - a[0]
             kernel = sum(max(0.0, cpu - a[4].get(pid, 0.0)) for pid, cpu in b[4].items())
             daemons, client, machine = (b[i] - a[i] for i in (1, 2, 3))
             per_io = 1e6 / (mixed["iops"] * seconds)
-            figures |= {"cpu_us": (daemons + client + kernel) * per_io, "daemon_cpu_us": daemons * per_io,
-                        "foreign_cores": max(0.0, machine - daemons - client - kernel) / seconds}
+            figures |= {
+                "cpu_us": (daemons + client + kernel) * per_io,
+                "daemon_cpu_us": daemons * per_io,
+                "foreign_cores": max(0.0, machine - daemons - client - kernel) / seconds,
+            }
         return figures
 
 
@@ -170,7 +218,9 @@ class Bench:
         self.options = options
         self.directory = stack.directory("atoll-bench-", parent=options.dir)
         self.fio = Fio(stack, self.directory, options.runtime, options.ramp, options.size)
-        self.cluster = Cluster(stack, os.path.join(self.directory, "c"), disk_size=options.disk_size)
+        self.cluster = Cluster(
+            stack, os.path.join(self.directory, "c"), disk_size=options.disk_size
+        )
         os.mkdir(self.cluster.directory)
         raw = os.path.join(self.directory, "raw.img")
         plain = ["--ioengine=io_uring", f"--filename={raw}"]
@@ -189,7 +239,14 @@ class Bench:
         self.cluster.begin()
         if "mirror" not in {p["name"] for p in self.cluster.get("policy", "list")}:
             self.cluster.cli("policy", "create", "mirror", "--failures-to-tolerate", "1")
-        self.cluster.cli("volume", "create", VOLUME, self.options.size.upper().replace("G", "GiB"), "--policy", "mirror")
+        self.cluster.cli(
+            "volume",
+            "create",
+            VOLUME,
+            self.options.size.upper().replace("G", "GiB"),
+            "--policy",
+            "mirror",
+        )
         for system in ("raw", "atoll"):
             begun = time.monotonic()
             self.fio.precondition(self.targets[system])
@@ -207,7 +264,7 @@ class Bench:
 
     def round(self, number):
         systems = ["raw", "dsync", "atoll"]
-        systems = systems[number % 3:] + systems[:number % 3]
+        systems = systems[number % 3 :] + systems[: number % 3]
         for workload in self.options.workloads:
             for system in systems:
                 if system == "dsync" and WORKLOADS[workload][0] in ("randread", "read"):
@@ -219,10 +276,14 @@ class Bench:
                     figures = self.fio.measure(self.targets[system], workload, pids)
                     if figures.get("foreign_cores", 0) <= FOREIGN_CORES or attempt:
                         break
-                    log(f"{workload} {system}: other work took {figures['foreign_cores']:.1f} cores; once more")
+                    log(
+                        f"{workload} {system}: other work took {figures['foreign_cores']:.1f} cores; once more"
+                    )
                 self.results.setdefault((system, workload), []).append(figures)
-                log(f"round {number + 1}  {workload:<12} {system:<6} {figures['iops']:>9,.0f} IOPS "
-                    f"{figures['MBps']:>7,.0f} MB/s  mean {figures['mean_us']:>6,.0f} us")
+                log(
+                    f"round {number + 1}  {workload:<12} {system:<6} {figures['iops']:>9,.0f} IOPS "
+                    f"{figures['MBps']:>7,.0f} MB/s  mean {figures['mean_us']:>6,.0f} us"
+                )
 
     def idle(self):
         """Percent of a core that the busiest host uses when nothing asks it for anything."""
@@ -254,10 +315,14 @@ class Bench:
 def report(bench, process):
     """Prints the table; returns (the machine-readable result, names of floors that were missed)."""
     options, missed, rows = bench.options, [], []
-    print(f"\n3 hosts on one machine, 2 copies, durable; {options.size} volume, {options.rounds} round(s) of "
-          f"{options.runtime} s after {options.ramp} s\n")
-    print(f"{'workload':<12}{'raw O_DIRECT':>14}{'raw O_DSYNC':>14}{'atoll':>12}{'mean us':>9}{'p99 us':>9}"
-          f"{'CPU us/IO':>11}{'ratio':>8}  bound")
+    print(
+        f"\n3 hosts on one machine, 2 copies, durable; {options.size} volume, {options.rounds} round(s) of "
+        f"{options.runtime} s after {options.ramp} s\n"
+    )
+    print(
+        f"{'workload':<12}{'raw O_DIRECT':>14}{'raw O_DSYNC':>14}{'atoll':>12}{'mean us':>9}{'p99 us':>9}"
+        f"{'CPU us/IO':>11}{'ratio':>8}  bound"
+    )
     for workload in options.workloads:
         against, measure, bound = FLOORS.get(workload, ("raw", "iops", None))
         shown = "MBps" if WORKLOADS[workload][1] not in ("4k",) else "iops"
@@ -275,24 +340,59 @@ def report(bench, process):
             holds = ratio <= bound if upper else ratio >= bound
             verdict = f"{'<=' if upper else '>='} {bound:g}" + ("" if holds else " MISSED")
             if not holds:
-                missed.append(f"{workload}: {ratio:.2f}, must be {'at most' if upper else 'at least'} {bound:g}")
+                missed.append(
+                    f"{workload}: {ratio:.2f}, must be {'at most' if upper else 'at least'} {bound:g}"
+                )
         cpu = bench.median("atoll", workload, "cpu_us")
-        print(f"{workload:<12}{cell('raw'):>14}{cell('dsync'):>14}{cell('atoll'):>12}"
-              f"{bench.median('atoll', workload, 'mean_us'):>9,.0f}{bench.median('atoll', workload, 'p99_us'):>9,.0f}"
-              f"{'-' if cpu is None else f'{cpu:.1f}':>11}{ratio:>8.2f}  {verdict}")
-        rows.append({"workload": workload, "against": against, "measure": measure, "ratio": ratio, "bound": bound,
-                     **{system: {m: bench.median(system, workload, m) for m in
-                                 ("iops", "MBps", "mean_us", "p50_us", "p99_us", "p999_us", "cpu_us", "daemon_cpu_us")}
-                        for system in ("raw", "dsync", "atoll") if (system, workload) in bench.results}})
+        print(
+            f"{workload:<12}{cell('raw'):>14}{cell('dsync'):>14}{cell('atoll'):>12}"
+            f"{bench.median('atoll', workload, 'mean_us'):>9,.0f}{bench.median('atoll', workload, 'p99_us'):>9,.0f}"
+            f"{'-' if cpu is None else f'{cpu:.1f}':>11}{ratio:>8.2f}  {verdict}"
+        )
+        rows.append(
+            {
+                "workload": workload,
+                "against": against,
+                "measure": measure,
+                "ratio": ratio,
+                "bound": bound,
+                **{
+                    system: {
+                        m: bench.median(system, workload, m)
+                        for m in (
+                            "iops",
+                            "MBps",
+                            "mean_us",
+                            "p50_us",
+                            "p99_us",
+                            "p999_us",
+                            "cpu_us",
+                            "daemon_cpu_us",
+                        )
+                    }
+                    for system in ("raw", "dsync", "atoll")
+                    if (system, workload) in bench.results
+                },
+            }
+        )
     print()
-    for name, value, bound, unit in (("memory of a host process", process["rss_mib"], RSS_MIB, "MiB"),
-                                     ("idle CPU of a host process", process["idle_percent"], IDLE_PERCENT, "% of a core")):
+    for name, value, bound, unit in (
+        ("memory of a host process", process["rss_mib"], RSS_MIB, "MiB"),
+        ("idle CPU of a host process", process["idle_percent"], IDLE_PERCENT, "% of a core"),
+    ):
         holds = value < bound
-        print(f"{name:<28}{value:>8.1f} {unit}, must be under {bound:g}" + ("" if holds else " MISSED"))
+        print(
+            f"{name:<28}{value:>8.1f} {unit}, must be under {bound:g}"
+            + ("" if holds else " MISSED")
+        )
         if not holds:
             missed.append(f"{name}: {value:.1f} {unit}, must be under {bound:g}")
-    return {"options": {k: getattr(options, k) for k in ("size", "rounds", "runtime", "ramp")},
-            "workloads": rows, "process": process, "missed": missed}, missed
+    return {
+        "options": {k: getattr(options, k) for k in ("size", "rounds", "runtime", "ramp")},
+        "workloads": rows,
+        "process": process,
+        "missed": missed,
+    }, missed
 
 
 def peers(options):
@@ -301,36 +401,62 @@ def peers(options):
     if not os.path.isdir(place):
         log(f"no harness for peers at {place}: skipped")
         return
-    words = ["--workloads", ",".join(options.workloads), "--runtime", str(options.runtime), "--ramp", str(options.ramp),
-             "--size", options.size]
+    words = [
+        "--workloads",
+        ",".join(options.workloads),
+        "--runtime",
+        str(options.runtime),
+        "--ramp",
+        str(options.ramp),
+        "--size",
+        options.size,
+    ]
     for name, more in (("ceph", ["--client", "rbd"]), ("gluster", [])):
         log(f"peer {name}")
-        done = subprocess.run([os.path.join(place, name), *more, *words], stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [os.path.join(place, name), *more, *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         for line in done.stdout.splitlines():
             figures = json.loads(line)
             if "error" in figures:
                 print(f"{figures['config']:<24}{figures['workload']:<12} {figures['error']}")
             else:
-                print(f"{figures['peer'] + ' ' + figures['config']:<24}{figures['workload']:<12}{figures['iops']:>10,.0f} IOPS"
-                      f"{figures['MBps']:>8,.0f} MB/s  mean {figures['mean_us']:>7,.0f} us  CPU "
-                      f"{1000 * figures.get('total_cpu_s_per_1k', 0):>7.1f} us/IO")
+                print(
+                    f"{figures['peer'] + ' ' + figures['config']:<24}{figures['workload']:<12}{figures['iops']:>10,.0f} IOPS"
+                    f"{figures['MBps']:>8,.0f} MB/s  mean {figures['mean_us']:>7,.0f} us  CPU "
+                    f"{1000 * figures.get('total_cpu_s_per_1k', 0):>7.1f} us/IO"
+                )
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", nargs="?", default="data-path", choices=["data-path"])
-    parser.add_argument("--quick", action="store_true", help="one short round of the workloads that have a bound")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round of the workloads that have a bound"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runtime", type=int, default=8, help="measured seconds of a workload")
     parser.add_argument("--ramp", type=int, default=2, help="seconds before them")
     parser.add_argument("--size", default="4g", help="of the volume and the raw file")
     parser.add_argument("--disk-size", default="16GiB", help="of each host's disk")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma list")
-    parser.add_argument("--dir", default="/var/tmp", help="where the disks are made: on the disk to measure")
+    parser.add_argument(
+        "--dir", default="/var/tmp", help="where the disks are made: on the disk to measure"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything there too")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bound is missed")
-    parser.add_argument("--peers", action="store_true", help="also run the competitors, where their harness is at hand")
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="also run the competitors, where their harness is at hand",
+    )
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.runtime, options.ramp = 1, 5, 1

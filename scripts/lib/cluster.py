@@ -12,7 +12,10 @@ from process import CommandFailed, alive, end_pid, run, wait_until
 
 ATOLL = os.environ.get("ATOLL_BIN") or os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))),
-    "target", "release", "atoll")
+    "target",
+    "release",
+    "atoll",
+)
 
 READY_S = 30.0  # hosts must serve this long after a start
 
@@ -64,8 +67,7 @@ class Cluster:
 
     def cli(self, *words, host=1, timeout_s=60.0, check=True):
         """Runs `atoll WORDS` against one host."""
-        return run([ATOLL, "--endpoint", self.api(host), *words],
-                   timeout_s=timeout_s, check=check)
+        return run([ATOLL, "--endpoint", self.api(host), *words], timeout_s=timeout_s, check=check)
 
     def get(self, *words, host=1, timeout_s=30.0):
         """As `cli`, with the answer's `item` or `items`."""
@@ -139,7 +141,9 @@ class Cluster:
                 if done.returncode == 0:
                     break
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"host{host} does not serve after {timeout_s:g} s: {done.stderr.strip()}")
+                    raise TimeoutError(
+                        f"host{host} does not serve after {timeout_s:g} s: {done.stderr.strip()}"
+                    )
                 time.sleep(0.1)
 
     # Volumes.

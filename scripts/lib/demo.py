@@ -15,11 +15,12 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
 import guest as guests
+import image as images
 from cluster import ATOLL, Cluster
 from process import CommandFailed, Interrupted, Stack, raise_on_signals, run, wait_until
 from screen import Failed, Screen, bytes_text, count_text, duration_text
 
-VOLUME, POLICY, VOLUME_SIZE = "guest", "mirror", f"{guests.DISK_MIB}MiB"
+VOLUME, POLICY, VOLUME_SIZE = "guest", "mirror", f"{images.DISK_MIB}MiB"
 BEFORE_S, MEMBER_DOWN_S, BETWEEN_S, AFTER_S = 10, 12, 6, 10
 MEMBER_STALL_S = 2.0  # a host with a copy dies: the promise
 SERVER_STALL_S = 15.0  # the serving daemon dies: QEMU retries after 1, 2, 4, 8 s, whatever we do
@@ -33,7 +34,9 @@ class Demo:
             os.makedirs(options.dir, exist_ok=True)
             self.directory = os.path.realpath(options.dir)
             if os.listdir(self.directory):
-                raise Failed("directory", f"{self.directory} is not empty", "give --dir an empty one")
+                raise Failed(
+                    "directory", f"{self.directory} is not empty", "give --dir an empty one"
+                )
         else:
             self.directory = stack.directory("atoll-demo-", keep=options.keep)
         self.seed = options.seed if options.seed is not None else int(time.time())
@@ -60,12 +63,18 @@ class Demo:
 
     def prepare(self):
         s = self.screen
-        image, made = guests.image(lambda text: s.live("image", text))
+        image, made = images.image(lambda text: s.live("image", text))
         self.image = image
-        s.step("image", f"Debian 12 guest, {guests.DISK_MIB} MiB, "
-               + ("made by mmdebstrap" if made else "from the cache"))
+        s.step(
+            "image",
+            f"Debian 12 guest, {images.DISK_MIB} MiB, "
+            + ("made by mmdebstrap" if made else "from the cache"),
+        )
         self.accel = guests.accelerator(image)
-        s.step("probe", "KVM works here" if self.accel == "kvm" else "no working KVM: QEMU emulates (TCG)")
+        s.step(
+            "probe",
+            "KVM works here" if self.accel == "kvm" else "no working KVM: QEMU emulates (TCG)",
+        )
 
     def cluster_up(self):
         s = self.screen
@@ -79,14 +88,28 @@ class Demo:
         placement = self.cluster.placement(VOLUME)
         holders = sorted({member["host"] for member in placement["members"]})
         self.check("two copies", len(holders) == 2, f"copies on {holders}")
-        s.step("volume", f"{VOLUME}, {VOLUME_SIZE}, policy {POLICY}: copies on {' and '.join(holders)}")
+        s.step(
+            "volume", f"{VOLUME}, {VOLUME_SIZE}, policy {POLICY}: copies on {' and '.join(holders)}"
+        )
         started = time.monotonic()
         importing = self.stack.spawn(
-            [ATOLL, "--endpoint", f"unix:{self.cluster.api(1)}", "volume", "import", VOLUME, self.image.disk],
-            **({} if s.terminal else {"log": os.path.join(self.directory, "import.log")}))
+            [
+                ATOLL,
+                "--endpoint",
+                f"unix:{self.cluster.api(1)}",
+                "volume",
+                "import",
+                VOLUME,
+                self.image.disk,
+            ],
+            **({} if s.terminal else {"log": os.path.join(self.directory, "import.log")}),
+        )
         status = importing.wait(180)
         self.check("import", status == 0, f"exit status {status}")
-        s.step("import", f"the guest's disk is on the volume ({duration_text(time.monotonic() - started)})")
+        s.step(
+            "import",
+            f"the guest's disk is on the volume ({duration_text(time.monotonic() - started)})",
+        )
         # The guest's daemon is on a host with a copy; the victim is the other host with one.
         self.server = int(holders[0].removeprefix("host"))
         self.victim = int(holders[1].removeprefix("host"))
@@ -94,16 +117,24 @@ class Demo:
     def boot(self):
         s = self.screen
         started = time.monotonic()
-        self.guest = guests.Guest(self.stack, self.directory, self.cluster.nbd(self.server), VOLUME, self.accel)
+        self.guest = guests.Guest(
+            self.stack, self.directory, self.cluster.nbd(self.server), VOLUME, self.accel
+        )
         kernel_s = self.guest.boot()
-        s.step("boot", f"from the volume through host{self.server} in {duration_text(time.monotonic() - started)} "
-               f"(the kernel's share {kernel_s:.1f} s)")
+        s.step(
+            "boot",
+            f"from the volume through host{self.server} in {duration_text(time.monotonic() - started)} "
+            f"(the kernel's share {kernel_s:.1f} s)",
+        )
         self.guest.start(self.seed)
         self.wait_writing("the first writes", 30)
         since = time.monotonic()
         self.watch("guest", BEFORE_S)
         self.before, self.before_stall = self.guest.window(since)
-        s.step("guest", f"writing: {self.rate(self.before)}, longest stall {duration_text(self.before_stall)}")
+        s.step(
+            "guest",
+            f"writing: {self.rate(self.before)}, longest stall {duration_text(self.before_stall)}",
+        )
 
     def lose_a_copy(self):
         s, c = self.screen, self.cluster
@@ -113,20 +144,37 @@ class Demo:
         total = self.guest.total()
         self.watch("guest", MEMBER_DOWN_S)
         self.during, self.during_stall = self.guest.window(killed)
-        self.check("the guest goes on without a copy", self.guest.total() > total, "no write became durable")
-        self.check(f"a lost copy stalls the guest under {MEMBER_STALL_S:g} s",
-                   self.during_stall < MEMBER_STALL_S, f"the longest stall was {self.during_stall:.2f} s")
+        self.check(
+            "the guest goes on without a copy",
+            self.guest.total() > total,
+            "no write became durable",
+        )
+        self.check(
+            f"a lost copy stalls the guest under {MEMBER_STALL_S:g} s",
+            self.during_stall < MEMBER_STALL_S,
+            f"the longest stall was {self.during_stall:.2f} s",
+        )
         states = {m["host"]: m["state"] for m in c.placement(VOLUME, host=self.server)["members"]}
-        self.check("the lost copy is recorded", states[f"host{self.victim}"] == "absent", f"members are {states}")
-        s.step("guest", f"goes on with one copy: {self.rate(self.during)}, "
-               f"longest stall {duration_text(self.during_stall)}")
+        self.check(
+            "the lost copy is recorded",
+            states[f"host{self.victim}"] == "absent",
+            f"members are {states}",
+        )
+        s.step(
+            "guest",
+            f"goes on with one copy: {self.rate(self.during)}, "
+            f"longest stall {duration_text(self.during_stall)}",
+        )
         started = time.monotonic()
         c.start(self.victim)
         s.step("start", f"host{self.victim} is back; its copy has to catch up")
         self.resynced = 0
         self.resync(60)
-        s.step("resync", f"in sync again after {duration_text(time.monotonic() - started)}: "
-               f"{bytes_text(self.resynced)} copied, while the guest wrote")
+        s.step(
+            "resync",
+            f"in sync again after {duration_text(time.monotonic() - started)}: "
+            f"{bytes_text(self.resynced)} copied, while the guest wrote",
+        )
         self.watch("guest", BETWEEN_S)
 
     def lose_the_server(self):
@@ -140,21 +188,30 @@ class Demo:
         self.wait_writing("the guest to be picked up again", SERVER_STALL_S + 30, above=total)
         picked_up = time.monotonic() - killed
         s.step("guest", f"picked up again {duration_text(picked_up)} after the kill, by itself")
-        self.check(f"a killed server stalls the guest under {SERVER_STALL_S:g} s",
-                   picked_up < SERVER_STALL_S, f"it took {picked_up:.1f} s")
+        self.check(
+            f"a killed server stalls the guest under {SERVER_STALL_S:g} s",
+            picked_up < SERVER_STALL_S,
+            f"it took {picked_up:.1f} s",
+        )
         self.resync(60)
         since = time.monotonic()
         self.watch("guest", AFTER_S)
         self.after, self.after_stall = self.guest.window(since)
         self.longest = self.guest.window(killed)[1]
-        s.step("guest", f"writing: {self.rate(self.after)}, longest stall {duration_text(self.after_stall)}")
+        s.step(
+            "guest",
+            f"writing: {self.rate(self.after)}, longest stall {duration_text(self.after_stall)}",
+        )
 
     def shut_down(self):
         self.guest.stop()
         errors = self.guest.errors()
         self.check("no I/O error in the guest", not errors, "; ".join(errors[:3]))
         self.guest.off()
-        self.screen.step("shutdown", f"clean; the guest was told that {count_text(self.guest.total())} writes are safe")
+        self.screen.step(
+            "shutdown",
+            f"clean; the guest was told that {count_text(self.guest.total())} writes are safe",
+        )
 
     def verify(self):
         s = self.screen
@@ -162,9 +219,13 @@ class Demo:
         digests = {}
         for host in (self.server, self.victim):
             s.live("export", f"through host{host}")
-            self.cluster.cli("volume", "export", VOLUME, raw, "--force", host=host, timeout_s=180) \
-                if os.path.exists(raw) else \
-                self.cluster.cli("volume", "export", VOLUME, raw, host=host, timeout_s=180)
+            (
+                self.cluster.cli(
+                    "volume", "export", VOLUME, raw, "--force", host=host, timeout_s=180
+                )
+                if os.path.exists(raw)
+                else self.cluster.cli("volume", "export", VOLUME, raw, host=host, timeout_s=180)
+            )
             with open(raw, "rb") as f:
                 digests[host] = hashlib.file_digest(f, "sha256").hexdigest()
         self.check("both hosts give the same bytes", len(set(digests.values())) == 1, str(digests))
@@ -176,11 +237,15 @@ class Demo:
         s.step("e2fsck", f"clean: {verdict.split(': ', 1)[-1]}")
         try:
             self.writes, self.places = guests.check_records(
-                self.image, raw, self.seed, self.guest.numbers(), self.directory)
+                self.image, raw, self.seed, self.guest.numbers(), self.directory
+            )
         except AssertionError as error:
             raise Failed("every recorded write is there", str(error)) from None
-        s.step("records", f"all {count_text(self.writes)} recorded writes hold "
-               f"({count_text(self.places)} places compared byte by byte)")
+        s.step(
+            "records",
+            f"all {count_text(self.writes)} recorded writes hold "
+            f"({count_text(self.places)} places compared byte by byte)",
+        )
         os.unlink(raw)
 
     def scrub(self):
@@ -189,7 +254,9 @@ class Demo:
 
         def finished():
             scrubs = c.get("scrub", "show")
-            done, total = (sum(x[key] for x in scrubs) for key in ("blocks_checked", "blocks_total"))
+            done, total = (
+                sum(x[key] for x in scrubs) for key in ("blocks_checked", "blocks_total")
+            )
             s.live("scrub", f"{count_text(done)} of {count_text(total)} blocks")
             return scrubs if scrubs and not any(x["running"] for x in scrubs) else None
 
@@ -203,25 +270,43 @@ class Demo:
         s = self.screen
         s.line()
         s.line("Summary: nothing was lost")
-        s.table([
-            ("guest writes before", f"{self.rate(self.before)}, longest stall {duration_text(self.before_stall)}"),
-            ("one copy lost", f"{self.rate(self.during)}, longest stall {duration_text(self.during_stall)}"),
-            ("after both kills", f"{self.rate(self.after)}, longest stall {duration_text(self.after_stall)}"),
-            ("longest stall", f"{duration_text(max(self.longest, self.during_stall))} "
-             "(the serving daemon was killed; QEMU's own retry steps included)"),
-            ("bytes resynced", bytes_text(self.resynced)),
-            ("recorded writes", f"{count_text(self.writes)}, lost 0, wrong 0"),
-            ("file system", "clean"),
-            ("scrub", f"{count_text(self.blocks)} blocks"),
-            ("checksum errors", str(self.bad)),
-            ("time", s.clock()),
-        ])
+        s.table(
+            [
+                (
+                    "guest writes before",
+                    f"{self.rate(self.before)}, longest stall {duration_text(self.before_stall)}",
+                ),
+                (
+                    "one copy lost",
+                    f"{self.rate(self.during)}, longest stall {duration_text(self.during_stall)}",
+                ),
+                (
+                    "after both kills",
+                    f"{self.rate(self.after)}, longest stall {duration_text(self.after_stall)}",
+                ),
+                (
+                    "longest stall",
+                    f"{duration_text(max(self.longest, self.during_stall))} "
+                    "(the serving daemon was killed; QEMU's own retry steps included)",
+                ),
+                ("bytes resynced", bytes_text(self.resynced)),
+                ("recorded writes", f"{count_text(self.writes)}, lost 0, wrong 0"),
+                ("file system", "clean"),
+                ("scrub", f"{count_text(self.blocks)} blocks"),
+                ("checksum errors", str(self.bad)),
+                ("time", s.clock()),
+            ]
+        )
         if self.options.keep:
             endpoint = f"unix:{self.cluster.api(1)}"
             s.line()
             s.line("The cluster still runs. To look at it:")
-            for words in (f"--endpoint {endpoint} status", f"--endpoint {endpoint} volume placement {VOLUME}",
-                          f"--endpoint {endpoint} events", f"dev status --dir {self.directory}"):
+            for words in (
+                f"--endpoint {endpoint} status",
+                f"--endpoint {endpoint} volume placement {VOLUME}",
+                f"--endpoint {endpoint} events",
+                f"dev status --dir {self.directory}",
+            ):
                 s.line(f"  {ATOLL} {words}")
             s.line("To end it and remove its disks:")
             s.line(f"  {ATOLL} dev stop --dir {self.directory} && rm -r {self.directory}")
@@ -243,8 +328,11 @@ class Demo:
             self.check("no I/O error in the guest", not errors, "; ".join(errors[:3]))
             self.check("the guest runs", self.guest.process.poll() is None, self.guest.tail())
             now, stall = self.guest.window(time.monotonic() - 1.5)
-            self.screen.live(name, f"{self.rate(now)}, longest stall {duration_text(stall)}, "
-                             f"{count_text(self.guest.total())} writes safe")
+            self.screen.live(
+                name,
+                f"{self.rate(now)}, longest stall {duration_text(stall)}, "
+                f"{count_text(self.guest.total())} writes safe",
+            )
 
     def wait_writing(self, what, timeout_s, above=0):
         started = time.monotonic()
@@ -264,10 +352,13 @@ class Demo:
                 done[item["component"]] = max(done.get(item["component"], 0), item["bytes_done"])
             left = state.get("seconds_left")
             if state["items"]:
-                self.screen.live("resync", f"{bytes_text(state['bytes_left'])} left at "
-                                 f"{bytes_text(state['bytes_per_second'])}/s, estimate "
-                                 f"{'unknown' if left is None else duration_text(left)}; guest "
-                                 f"{self.rate(self.guest.window(time.monotonic() - 1.5)[0])}")
+                self.screen.live(
+                    "resync",
+                    f"{bytes_text(state['bytes_left'])} left at "
+                    f"{bytes_text(state['bytes_per_second'])}/s, estimate "
+                    f"{'unknown' if left is None else duration_text(left)}; guest "
+                    f"{self.rate(self.guest.window(time.monotonic() - 1.5)[0])}",
+                )
 
         self.cluster.wait_healthy(timeout_s, host=self.victim, watch=show)
         self.resynced += sum(done.values())
@@ -287,7 +378,9 @@ def main():
                 demo.run()
             except (Failed, CommandFailed, TimeoutError, RuntimeError) as error:
                 demo.screen.line()
-                demo.screen.line(f"FAILED: {error.check if isinstance(error, Failed) else 'a step'}")
+                demo.screen.line(
+                    f"FAILED: {error.check if isinstance(error, Failed) else 'a step'}"
+                )
                 demo.screen.line(f"  {error.seen if isinstance(error, Failed) else error}")
                 kept = keep_logs(demo.directory)
                 if kept:
@@ -304,10 +397,20 @@ def main():
 
 def keep_logs(directory):
     """Copies the logs of a failed run out of a directory that is about to be removed."""
-    kept = os.path.join(guests.cache_directory(), "last-failed-demo")
+    kept = os.path.join(images.cache_directory(), "last-failed-demo")
     os.makedirs(kept, exist_ok=True)
-    run(["sh", "-c", 'cd "$1" && find . -type f \\( -name "*log*" -o -name "*.toml" \\) -size -64M '
-         '-exec cp --parents {} "$2" \\;', "sh", directory, kept], check=False)
+    run(
+        [
+            "sh",
+            "-c",
+            'cd "$1" && find . -type f \\( -name "*log*" -o -name "*.toml" \\) -size -64M '
+            '-exec cp --parents {} "$2" \\;',
+            "sh",
+            directory,
+            kept,
+        ],
+        check=False,
+    )
     return kept
 
 

@@ -1,10 +1,8 @@
-"""A real guest: a small Debian with GRUB, kernel and root file system on one disk, and its ledger.
+"""A real guest in QEMU with its root on a volume, and the ledger that it keeps.
 
-The image is made once by mmdebstrap and kept under the user's cache directory, named by the hash of
-what it is made from. The guest talks to the host over a virtio-serial port only; it has no network.
+The guest talks to the host over a virtio-serial port only; it has no network.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -14,110 +12,44 @@ import subprocess
 import threading
 import time
 
-from process import end, run, wait_until
+from image import ROOT_OFFSET
+from process import run, wait_until
 
-HERE = os.path.dirname(os.path.realpath(__file__))
-SOURCES = os.path.join(os.path.dirname(HERE), "guest")
-DISK_MIB = 1024
-ROOT_OFFSET = 1 << 20  # the partition starts at 1 MiB
-IMAGE_STEPS = 14  # lines "I: ..." that mmdebstrap prints, for the progress shown
 RECONNECT_S = 60  # how long QEMU holds the guest's I/O while the daemon that serves it is away
-
-
-class Image:
-    """The files of one guest image: `disk` (raw, bootable), `kernel`, `initrd`, `ledger`."""
-
-    def __init__(self, path):
-        self.path = path
-        self.disk = os.path.join(path, "disk.raw")
-        self.kernel = os.path.join(path, "vmlinuz")
-        self.initrd = os.path.join(path, "initrd.img")
-        self.ledger = os.path.join(path, "ledger")
-
-
-def cache_directory():
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "atoll")
-
-
-def image(progress=lambda text: None):
-    """The guest image, made now if the cache has none. `progress` is told what happens."""
-    digest = hashlib.sha256(f"{DISK_MIB}".encode())
-    for name in ("customize", "init", "initramfs-init", "ledger.c"):
-        with open(os.path.join(SOURCES, name), "rb") as f:
-            digest.update(f.read())
-    with open(os.path.realpath(__file__), "rb") as f:
-        digest.update(f.read().split(b"# image recipe begin")[1].split(b"# image recipe end")[0])
-    cache = cache_directory()
-    final = os.path.join(cache, f"guest-{digest.hexdigest()[:16]}")
-    if os.path.isdir(final):
-        return Image(final), False
-    os.makedirs(cache, exist_ok=True)
-    work = f"{final}.{os.getpid()}.new"
-    os.mkdir(work)
-    try:
-        _make(work, progress)
-        os.rename(work, final)
-    except OSError:
-        if not os.path.isdir(final):  # another run was faster: its image is as good
-            raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return Image(final), True
-
-
-# image recipe begin
-PACKAGES = "busybox-static,e2fsprogs,grub-pc-bin,mount"
-LEFT_OUT = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/info/*")
-
-
-def _make(work, progress):
-    staged = os.path.join(work, "guest")
-    shutil.copytree(SOURCES, staged)
-    progress("compiling the ledger")
-    run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread",
-         "-o", os.path.join(staged, "ledger"), os.path.join(staged, "ledger.c")])
-    argv = ["mmdebstrap", "--variant=essential", "--format=null", f"--include={PACKAGES}",
-            '--aptopt=APT::Install-Recommends "false"',
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
-            f"--customize-hook={os.path.join(staged, 'customize')}"]
-    for name in ("/tmp/disk.tar", "/boot/vmlinuz", "/boot/initrd.img"):
-        argv.append(f"--customize-hook=download {name} {os.path.join(work, os.path.basename(name))}")
-    # mmdebstrap as a user works in a user namespace, which must be able to read the hook.
-    os.chmod(work, 0o755)
-    environment = {**os.environ, "ATOLL_GUEST": staged, "ATOLL_DISK_MIB": str(DISK_MIB)}
-    log, step = [], 0
-    child = subprocess.Popen(argv + ["bookworm", "-"], env=environment, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                             errors="replace", start_new_session=True)
-    try:
-        for text in child.stdout:
-            log.append(text.rstrip())
-            if text.startswith("I: "):
-                step += 1
-                percent = min(99, 100 * step // IMAGE_STEPS)
-                progress(f"{percent:2d} %  {text[3:].split(' /')[0].strip()[:60]}")
-        if child.wait() != 0:
-            raise RuntimeError("mmdebstrap failed:\n" + "\n".join(log[-15:]))
-    finally:
-        end(child)
-    run(["tar", "-C", work, "--no-same-owner", "-xf", os.path.join(work, "disk.tar")], timeout_s=300)
-    os.unlink(os.path.join(work, "disk.tar"))
-    shutil.copy2(os.path.join(staged, "ledger"), os.path.join(work, "ledger"))
-    shutil.rmtree(staged)
-# image recipe end
 
 
 def accelerator(guest_image):
     """'kvm' where a short probe boot shows that it works, else 'tcg'. /dev/kvm may exist and hang."""
     if os.access("/dev/kvm", os.R_OK | os.W_OK):
         try:
-            probe = run(["qemu-system-x86_64", "-machine", "q35", "-accel", "kvm", "-cpu", "max",
-                         "-m", "256", "-nodefaults", "-no-user-config", "-display", "none",
-                         "-serial", "stdio", "-no-reboot", "-kernel", guest_image.kernel,
-                         "-initrd", guest_image.initrd,
-                         "-append", "console=ttyS0 quiet panic=-1 atoll.probe"],
-                        timeout_s=10, check=False)
+            probe = run(
+                [
+                    "qemu-system-x86_64",
+                    "-machine",
+                    "q35",
+                    "-accel",
+                    "kvm",
+                    "-cpu",
+                    "max",
+                    "-m",
+                    "256",
+                    "-nodefaults",
+                    "-no-user-config",
+                    "-display",
+                    "none",
+                    "-serial",
+                    "stdio",
+                    "-no-reboot",
+                    "-kernel",
+                    guest_image.kernel,
+                    "-initrd",
+                    guest_image.initrd,
+                    "-append",
+                    "console=ttyS0 quiet panic=-1 atoll.probe",
+                ],
+                timeout_s=10,
+                check=False,
+            )
             if "this accelerator runs a kernel" in probe.stdout:
                 return "kvm"
         except subprocess.TimeoutExpired:
@@ -136,18 +68,49 @@ class Guest:
         self._lock = threading.Condition()
         self.console = os.path.join(directory, "console.log")
         port = os.path.join(directory, "ledger.sock")
-        disk = {"driver": "nbd", "node-name": "root", "export": export,
-                "server": {"type": "unix", "path": nbd}, "reconnect-delay": RECONNECT_S,
-                "discard": "unmap", "cache": {"direct": True}}
+        disk = {
+            "driver": "nbd",
+            "node-name": "root",
+            "export": export,
+            "server": {"type": "unix", "path": nbd},
+            "reconnect-delay": RECONNECT_S,
+            "discard": "unmap",
+            "cache": {"direct": True},
+        }
         accel_option = "kvm" if accel == "kvm" else "tcg,thread=multi"
         self.process = stack.spawn(
-            ["qemu-system-x86_64", "-machine", "q35", "-accel", accel_option, "-cpu", "max",
-             "-smp", "2", "-m", str(memory_mib), "-nodefaults", "-no-user-config", "-display", "none",
-             "-no-reboot", "-serial", f"file:{self.console}", "-device", "virtio-serial",
-             "-chardev", f"socket,id=ledger,path={port},server=on,wait=off",
-             "-device", "virtserialport,chardev=ledger,name=atoll.ledger",
-             "-blockdev", json.dumps(disk), "-device", "virtio-blk-pci,drive=root,bootindex=0"],
-            log=os.path.join(directory, "qemu.log"))
+            [
+                "qemu-system-x86_64",
+                "-machine",
+                "q35",
+                "-accel",
+                accel_option,
+                "-cpu",
+                "max",
+                "-smp",
+                "2",
+                "-m",
+                str(memory_mib),
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-no-reboot",
+                "-serial",
+                f"file:{self.console}",
+                "-device",
+                "virtio-serial",
+                "-chardev",
+                f"socket,id=ledger,path={port},server=on,wait=off",
+                "-device",
+                "virtserialport,chardev=ledger,name=atoll.ledger",
+                "-blockdev",
+                json.dumps(disk),
+                "-device",
+                "virtio-blk-pci,drive=root,bootindex=0",
+            ],
+            log=os.path.join(directory, "qemu.log"),
+        )
         self._qemu_log = os.path.join(directory, "qemu.log")
         self._socket = socket.socket(socket.AF_UNIX)
         stack.callback(self._socket.close)
@@ -199,7 +162,9 @@ class Guest:
                 if self.ended:
                     raise RuntimeError(f"the guest ended: {self.tail()}")
                 if left <= 0:
-                    raise TimeoutError(f"no {'/'.join(kinds)} from the guest after {timeout_s:g} s: {self.tail()}")
+                    raise TimeoutError(
+                        f"no {'/'.join(kinds)} from the guest after {timeout_s:g} s: {self.tail()}"
+                    )
                 self._lock.wait(left)
 
     def boot(self, timeout_s=90.0):
@@ -267,10 +232,15 @@ def check_records(guest_image, raw, seed, numbers, directory):
     out = os.path.join(directory, "ledger-files")
     os.makedirs(out)
     run(["debugfs", "-R", f"rdump /srv/ledger {out}", f"{raw}?offset={ROOT_OFFSET}"], timeout_s=120)
-    done = run([guest_image.ledger, "check", os.path.join(out, "ledger"), str(seed), *numbers],
-               timeout_s=120, check=False)
+    done = run(
+        [guest_image.ledger, "check", os.path.join(out, "ledger"), str(seed), *numbers],
+        timeout_s=120,
+        check=False,
+    )
     shutil.rmtree(out)
     found = re.match(r"ok (\d+) writes at (\d+) places", done.stdout)
     if done.returncode != 0 or not found:
-        raise AssertionError("recorded writes are missing or wrong:\n" + done.stdout[-1500:] + done.stderr[-500:])
+        raise AssertionError(
+            "recorded writes are missing or wrong:\n" + done.stdout[-1500:] + done.stderr[-500:]
+        )
     return int(found[1]), int(found[2])

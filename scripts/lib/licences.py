@@ -9,8 +9,19 @@ import subprocess
 import sys
 
 ACCEPTED = {
-    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0",
-    "CC0-1.0", "ISC", "MIT", "MIT-0", "Unicode-3.0", "Unlicense", "Zlib",
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
 }
 
 
@@ -60,9 +71,14 @@ def main():
     assert satisfied("MIT OR GPL-3.0") and satisfied("MIT/Apache-2.0")
     assert not satisfied("GPL-3.0") and not satisfied("MIT AND GPL-3.0")
     assert satisfied("(MIT OR GPL-2.0) AND Unicode-3.0")
-    metadata = json.loads(subprocess.run(
-        ["cargo", "metadata", "--format-version", "1", "--locked"],
-        check=True, capture_output=True, text=True).stdout)
+    metadata = json.loads(
+        subprocess.run(
+            ["cargo", "metadata", "--format-version", "1", "--locked"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )
     bad = []
     for package in metadata["packages"]:
         licence = package["license"]

@@ -106,8 +106,15 @@ def run(argv, timeout_s=60.0, check=True, **options):
     """Runs a command to its end and returns its CompletedProcess, with text output captured."""
     options.setdefault("stdin", subprocess.DEVNULL)
     done = subprocess.run(
-        argv, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-        start_new_session=True, check=False, **options)
+        argv,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        start_new_session=True,
+        check=False,
+        **options,
+    )
     if check and done.returncode != 0:
         raise CommandFailed(argv, done)
     return done

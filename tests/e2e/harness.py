@@ -20,7 +20,9 @@ sys.path.insert(0, os.path.join(REPOSITORY, "scripts", "lib"))
 from cluster import ATOLL, Cluster  # noqa: E402, F401 (tests take them from here)
 from process import Stack, alive, run, wait_until  # noqa: E402, F401
 
-LOGS = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(REPOSITORY, "target")), "test-logs", "e2e")
+LOGS = os.path.join(
+    os.environ.get("CARGO_TARGET_DIR", os.path.join(REPOSITORY, "target")), "test-logs", "e2e"
+)
 
 
 def free_ports(count=16):
@@ -51,8 +53,13 @@ class ClusterTest(unittest.TestCase):
         self.addCleanup(self.stack.close)
         self.directory = self.stack.directory("atoll-e2e-")
         self.addCleanup(self.keep_logs)  # before the stack removes them
-        self.cluster = Cluster(self.stack, self.directory, hosts=self.hosts, disk_size=self.disk_size,
-                               base_port=free_ports())
+        self.cluster = Cluster(
+            self.stack,
+            self.directory,
+            hosts=self.hosts,
+            disk_size=self.disk_size,
+            base_port=free_ports(),
+        )
         self.cluster.begin()
         self.make_policy(self.policy, 1)
         if self.volume:
@@ -100,8 +107,10 @@ class ClusterTest(unittest.TestCase):
 
     def members(self, host=1):
         """Host number -> member state."""
-        return {int(m["host"].removeprefix("host")): m["state"]
-                for m in self.cluster.placement(self.volume, host=host)["members"]}
+        return {
+            int(m["host"].removeprefix("host")): m["state"]
+            for m in self.cluster.placement(self.volume, host=host)["members"]
+        }
 
     def roles(self):
         """(owner, a host with a copy that is not the owner, the host that is neither if there is one)."""
@@ -120,14 +129,21 @@ class ClusterTest(unittest.TestCase):
 
     def assert_event(self, pattern, host=1, timeout_s=10.0):
         """Some event of a host matches `pattern` (in kind, subject or message)."""
+
         def seen():
-            return [e for e in self.events(host)
-                    if re.search(pattern, f"{e['kind']} {e['subject']} {e['message']}", re.I)]
+            return [
+                e
+                for e in self.events(host)
+                if re.search(pattern, f"{e['kind']} {e['subject']} {e['message']}", re.I)
+            ]
+
         try:
             return wait_until("event", seen, timeout_s, 0.2)
         except TimeoutError:
             kinds = [f"{e['kind']}: {e['message']}" for e in self.events(host)[-8:]]
-            raise AssertionError(f"no event like {pattern!r} on host{host}; the last: {kinds}") from None
+            raise AssertionError(
+                f"no event like {pattern!r} on host{host}; the last: {kinds}"
+            ) from None
 
     def refused(self, *words, status=None, says=(), host=1):
         """The command fails as it should: one error line, a hint if there is a way out, no panic."""
@@ -152,7 +168,9 @@ class ClusterTest(unittest.TestCase):
 
 def row(text):
     """What a test is the proof of; the runner prints it."""
+
     def mark(function):
         function.row = text
         return function
+
     return mark

@@ -58,7 +58,9 @@ class History:
 
 def _block(writes, reads):
     found = []
-    clusters = {EMPTY: [-NEVER, -NEVER, -NEVER]}  # value -> [write begin, first response, last invocation]
+    clusters = {
+        EMPTY: [-NEVER, -NEVER, -NEVER]
+    }  # value -> [write begin, first response, last invocation]
     for value, begin, end in writes:
         if value in clusters:
             found.append(f"value {value} was written twice: the test itself is wrong")
@@ -72,17 +74,26 @@ def _block(writes, reads):
             found.append(f"a read returned {value} before it was written")
         cluster[1] = min(cluster[1], end)
         cluster[2] = max(cluster[2], begin)
-    forward = sorted((first, last, value) for value, (_, first, last) in clusters.items() if first < last)
-    backward = sorted((last, first, value) for value, (_, first, last) in clusters.items()
-                      if first >= last and first != NEVER and value != EMPTY)
+    forward = sorted(
+        (first, last, value) for value, (_, first, last) in clusters.items() if first < last
+    )
+    backward = sorted(
+        (last, first, value)
+        for value, (_, first, last) in clusters.items()
+        if first >= last and first != NEVER and value != EMPTY
+    )
     for (_, last, value), (first, _, other) in zip(forward, forward[1:]):
         if first < last:
-            found.append(f"{value} was still read at {last:.3f} after {other} was seen at {first:.3f}")
+            found.append(
+                f"{value} was still read at {last:.3f} after {other} was seen at {first:.3f}"
+            )
     at = 0
     for begin, end, value in backward:
         while at < len(forward) and forward[at][1] < begin:
             at += 1
         if at < len(forward) and forward[at][0] < begin and end < forward[at][1]:
-            found.append(f"{value}, acknowledged at {end:.3f}, was lost: {forward[at][2]} was seen before it "
-                         f"and again at {forward[at][1]:.3f}")
+            found.append(
+                f"{value}, acknowledged at {end:.3f}, was lost: {forward[at][2]} was seen before it "
+                f"and again at {forward[at][1]:.3f}"
+            )
     return found

@@ -50,10 +50,12 @@ class Worker(threading.Thread):
         end, self.since = time.monotonic(), None
         if writing:
             for i, value in enumerate(values):
-                self.history.writes.append((first + i, value, begin, NEVER if data is None else end))
+                self.history.writes.append(
+                    (first + i, value, begin, NEVER if data is None else end)
+                )
         elif data is not None:
             for i in range(blocks):
-                value = decode(data[i * BLOCK:(i + 1) * BLOCK])
+                value = decode(data[i * BLOCK : (i + 1) * BLOCK])
                 if value is None:
                     self.history.torn.append((first + i, begin))
                 else:
@@ -67,7 +69,9 @@ class Worker(threading.Thread):
         while True:
             try:
                 if self.client is None:
-                    self.client = Client(self.load.socket(self.hosts[0]), self.load.volume, REQUEST_TIMEOUT_S)
+                    self.client = Client(
+                        self.load.socket(self.hosts[0]), self.load.volume, REQUEST_TIMEOUT_S
+                    )
                 if not values:
                     return self.client.read(offset, blocks * BLOCK)
                 self.client.write(offset, payload)
@@ -89,10 +93,24 @@ class Load:
     """`clients` threads on `blocks` blocks of `volume`. `hosts`: which hosts each client uses, in
     turn; client i begins with the i-th. With `sticky`, a client keeps to its first host."""
 
-    def __init__(self, cluster, volume, hosts=(1, 2, 3), clients=9, blocks=48, write_share=0.5, seed=None,
-                 sticky=False):
+    def __init__(
+        self,
+        cluster,
+        volume,
+        hosts=(1, 2, 3),
+        clients=9,
+        blocks=48,
+        write_share=0.5,
+        seed=None,
+        sticky=False,
+    ):
         self.socket = cluster.nbd
-        self.volume, self.clients, self.blocks, self.write_share = volume, clients, blocks, write_share
+        self.volume, self.clients, self.blocks, self.write_share = (
+            volume,
+            clients,
+            blocks,
+            write_share,
+        )
         self.seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
         self.stopping = threading.Event()
         self.deadline = NEVER
@@ -128,7 +146,9 @@ class Load:
             self.assert_no_errors()
             if time.monotonic() - start > timeout_s:
                 late = [w.index for w, goal in goals if len(w.done) < goal]
-                raise AssertionError(f"clients {late} did not get on within {timeout_s:g} s (seed {self.seed})")
+                raise AssertionError(
+                    f"clients {late} did not get on within {timeout_s:g} s (seed {self.seed})"
+                )
             time.sleep(0.02)
         return time.monotonic() - start
 
@@ -164,7 +184,7 @@ class Load:
                 data = client.read(0, self.blocks * BLOCK)
                 end = time.monotonic()
             for block in range(self.blocks):
-                value = decode(data[block * BLOCK:(block + 1) * BLOCK])
+                value = decode(data[block * BLOCK : (block + 1) * BLOCK])
                 if value is None:
                     history.torn.append((block, begin))
                 else:

@@ -11,7 +11,9 @@ import struct
 OPT_EXPORT_NAME, OPT_ABORT, OPT_LIST, OPT_INFO, OPT_GO = 1, 2, 3, 6, 7
 OPT_STRUCTURED_REPLY, OPT_LIST_META, OPT_SET_META = 8, 9, 10
 REP_ACK, REP_SERVER, REP_INFO, REP_META = 1, 2, 3, 4
-CMD_READ, CMD_WRITE, CMD_DISC, CMD_FLUSH, CMD_TRIM, CMD_CACHE, CMD_ZEROES, CMD_BLOCK_STATUS = range(8)
+CMD_READ, CMD_WRITE, CMD_DISC, CMD_FLUSH, CMD_TRIM, CMD_CACHE, CMD_ZEROES, CMD_BLOCK_STATUS = range(
+    8
+)
 FLAG_FUA, FLAG_NO_HOLE, FLAG_DF, FLAG_REQ_ONE, FLAG_FAST_ZERO = 1, 2, 4, 8, 16
 EIO, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN, EPERM = 5, 22, 28, 75, 95, 108, 1
 IHAVEOPT = 0x49484156454F5054
@@ -114,8 +116,10 @@ class Client:
 
     def set_context(self, export, query):
         name, text = export.encode(), query.encode()
-        replies = self.option(OPT_SET_META, struct.pack(">I", len(name)) + name
-                              + struct.pack(">II", 1, len(text)) + text)
+        replies = self.option(
+            OPT_SET_META,
+            struct.pack(">I", len(name)) + name + struct.pack(">II", 1, len(text)) + text,
+        )
         found = [struct.unpack(">I", data[:4])[0] for kind, data in replies if kind == REP_META]
         return found[0] if found else None
 
@@ -124,7 +128,9 @@ class Client:
     def request(self, command, offset, length, flags=0, payload=b""):
         """One request and its whole answer: bytes of a read, extents of a block status, or b''."""
         self.cookie += 1
-        self.send(struct.pack(">IHHQQI", REQUEST, flags, command, self.cookie, offset, length) + payload)
+        self.send(
+            struct.pack(">IHHQQI", REQUEST, flags, command, self.cookie, offset, length) + payload
+        )
         return self.reply(command, offset, length)
 
     def reply(self, command, offset, length):
@@ -146,14 +152,14 @@ class Client:
                 at = struct.unpack(">Q", data[:8])[0] - offset
                 if at < 0 or at + size - 8 > length:
                     raise ConnectionError("data outside the request")
-                out[at:at + size - 8] = data[8:]
+                out[at : at + size - 8] = data[8:]
             elif kind == 2:  # OFFSET_HOLE: already zero
                 pass
             elif kind == 5:  # BLOCK_STATUS
                 extents += struct.iter_unpack(">II", data[4:])
             elif kind & 0x8000:
                 number, text = struct.unpack(">IH", data[:6])
-                error = NbdError(number, data[6:6 + text].decode(errors="replace"))
+                error = NbdError(number, data[6 : 6 + text].decode(errors="replace"))
             if flags & 1:  # DONE
                 if error:
                     raise error

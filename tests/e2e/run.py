@@ -31,8 +31,11 @@ class Result(unittest.TestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
-        bad = [text for t, text in self.failures + self.errors
-               if t is test or getattr(t, "test_case", None) is test]
+        bad = [
+            text
+            for t, text in self.failures + self.errors
+            if t is test or getattr(t, "test_case", None) is test
+        ]
         print(f"    {'FAILED' if bad else 'ok'} {time.monotonic() - self.begun:.1f} s", flush=True)
         for text in bad:
             print("    " + text.strip().replace("\n", "\n    "), flush=True)
@@ -44,7 +47,11 @@ def main():
         print(f"error: no atoll at {harness.ATOLL}\nhint: cargo build --release, or set ATOLL_BIN")
         return 2
     raise_on_signals()
-    tests = [t for t in flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py")) if pattern in t.id()]
+    tests = [
+        t
+        for t in flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py"))
+        if pattern in t.id()
+    ]
     result = Result()
     begun = time.monotonic()
     for test in tests:

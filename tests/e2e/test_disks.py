@@ -38,14 +38,20 @@ class Filled(ClusterTest):
         with self.client(host) as client:
             for number in range(self.blocks):
                 if number not in skip:
-                    self.assertEqual(client.read(number * BLOCK, BLOCK), marked(number), f"block {number}")
+                    self.assertEqual(
+                        client.read(number * BLOCK, BLOCK), marked(number), f"block {number}"
+                    )
 
     def disk(self, host):
         return self.cluster.disks(host)[0]
 
     def rot(self, host, number, running=True):
         """Flips a bit in every copy of a block that one host's disks hold: log and capacity."""
-        places = [(disk, at) for disk in self.cluster.disks(host) for at in disks.find(disk, marked(number))]
+        places = [
+            (disk, at)
+            for disk in self.cluster.disks(host)
+            for at in disks.find(disk, marked(number))
+        ]
         self.assertTrue(places, f"block {number} is not on host{host}'s disks")
         for disk, at in places:
             disks.flip(disk, at + 777)
@@ -57,7 +63,9 @@ class Filled(ClusterTest):
 
 
 class Rot(Filled):
-    @row("22, 23: a bit rots in one copy, in log or capacity: read elsewhere, repaired, counted, said")
+    @row(
+        "22, 23: a bit rots in one copy, in log or capacity: read elsewhere, repaired, counted, said"
+    )
     def test_one_copy(self):
         for host in self.members():
             self.rot(host, 5 + host)
@@ -69,7 +77,9 @@ class Rot(Filled):
         for host in (1, 2, 3):
             self.assert_contents(host)
         self.assertGreaterEqual(self.cluster.get("status")["checksum_errors"], 1)
-        self.assertTrue(any(self.find_event("checksum|repair", host) for host in (1, 2, 3)), "no event tells")
+        self.assertTrue(
+            any(self.find_event("checksum|repair", host) for host in (1, 2, 3)), "no event tells"
+        )
 
     def find_event(self, pattern, host):
         try:
@@ -83,7 +93,9 @@ class Rot(Filled):
             self.assertLess(time.monotonic(), deadline, "the scrub does not end")
             time.sleep(0.2)
 
-    @row("25: a bit rots in every copy of one block: an I/O error for that block only; a write heals it")
+    @row(
+        "25: a bit rots in every copy of one block: an I/O error for that block only; a write heals it"
+    )
     def test_every_copy(self):
         for host in self.members():
             self.rot(host, 9)
@@ -97,7 +109,9 @@ class Rot(Filled):
         for host in (1, 2, 3):
             self.assert_contents(host)
 
-    @row("24: bits rot in superblocks and metadata of one disk: second copy, or rebuilt from its peers")
+    @row(
+        "24: bits rot in superblocks and metadata of one disk: second copy, or rebuilt from its peers"
+    )
     def test_metadata(self):
         _, member, _ = self.roles()
         disk = self.disk(member)
@@ -159,7 +173,9 @@ class Exchanged(Filled):
     def disk_path(self, host, kept):
         return os.path.join(self.cluster.host_dir(host), "disk0.img")
 
-    @row("48, 42: an empty disk in place of a member: not formatted by itself; the data stay served")
+    @row(
+        "48, 42: an empty disk in place of a member: not formatted by itself; the data stay served"
+    )
     def test_emptied(self):
         owner, member, _ = self.roles()
         disk = self.disk(member)
@@ -167,8 +183,14 @@ class Exchanged(Filled):
         for host in (1, 2, 3):
             self.assert_contents(host)
         self.assertFalse(list(disks.extents(disk)), "an empty disk was written to unasked")
-        self.assertEqual([d["state"] for d in self.cluster.get("disk", "list", host=member)
-                          if d["host"] == f"host{member}"], ["empty"])
+        self.assertEqual(
+            [
+                d["state"]
+                for d in self.cluster.get("disk", "list", host=member)
+                if d["host"] == f"host{member}"
+            ],
+            ["empty"],
+        )
 
     @row("47: a disk is truncated: failed, said, the other copy serves")
     def test_truncated(self):
@@ -177,12 +199,18 @@ class Exchanged(Filled):
         self.restart(member, lambda: os.truncate(disk, os.path.getsize(disk) // 2 + 1000))
         for host in (1, 2, 3):
             self.assert_contents(host)
-        states = [d["state"] for d in self.cluster.get("disk", "list", host=member) if d["host"] == f"host{member}"]
+        states = [
+            d["state"]
+            for d in self.cluster.get("disk", "list", host=member)
+            if d["host"] == f"host{member}"
+        ]
         self.assertNotEqual(states, ["in-use"])
 
 
 class Absent(Filled):
-    @row("20: the stale copy comes up first and alone: its volume is held, not served; then all is there")
+    @row(
+        "20: the stale copy comes up first and alone: its volume is held, not served; then all is there"
+    )
     def test_stale_copy_alone(self):
         owner, member, rest = self.roles()
         self.cluster.kill(member)
@@ -218,7 +246,9 @@ class Absent(Filled):
 
         def watch(resync):
             for item in resync["items"]:
-                copied[item["component"]] = max(copied.get(item["component"], 0), item["bytes_done"])
+                copied[item["component"]] = max(
+                    copied.get(item["component"], 0), item["bytes_done"]
+                )
 
         self.cluster.wait_healthy(host=owner, watch=watch)
         self.assertLess(sum(copied.values()), 24 << 20, "far more was copied than had changed")
@@ -273,7 +303,9 @@ class Full(ClusterTest):
                         break
                     except NbdError as error:
                         self.assertEqual(error.number, ENOSPC)
-                        self.assertLess(time.monotonic(), deadline, "deleting a volume frees nothing")
+                        self.assertLess(
+                            time.monotonic(), deadline, "deleting a volume frees nothing"
+                        )
                         time.sleep(0.5)
 
 

@@ -4,21 +4,27 @@ import os
 import time
 
 import guest as guests
+import image as images
 from harness import ClusterTest, row
 
 
 class RealGuest(ClusterTest):
-    volume, size, disk_size = "guest", f"{guests.DISK_MIB}MiB", "4GiB"
+    volume, size, disk_size = "guest", f"{images.DISK_MIB}MiB", "4GiB"
     stall_s = 20.0  # QEMU connects again after 1, 2, 4, 8 s; a guest under TCG needs its time too
 
     def setUp(self):
         super().setUp()
-        self.image, _ = guests.image()
+        self.image, _ = images.image()
         self.cluster.cli("volume", "import", self.volume, self.image.disk, timeout_s=180)
 
     def boot(self, host):
-        guest = guests.Guest(self.stack, self.directory, self.cluster.nbd(host), self.volume,
-                             guests.accelerator(self.image))
+        guest = guests.Guest(
+            self.stack,
+            self.directory,
+            self.cluster.nbd(host),
+            self.volume,
+            guests.accelerator(self.image),
+        )
         guest.boot()
         return guest
 

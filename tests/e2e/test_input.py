@@ -17,7 +17,9 @@ USAGE, NOT_FOUND, CONFLICT, UNPLACEABLE, RISK, CONNECT = 2, 3, 4, 6, 7, 20
 class Commands(ClusterTest):
     @row("issue: names that exist, do not exist, are 1,000 bytes long or contain '/'")
     def test_names(self):
-        self.refused("volume", "create", self.volume, "1GiB", status=CONFLICT, says=["data", "exists"])
+        self.refused(
+            "volume", "create", self.volume, "1GiB", status=CONFLICT, says=["data", "exists"]
+        )
         self.refused("volume", "show", "nothing", status=NOT_FOUND, says="nothing")
         self.refused("volume", "delete", "nothing", "--yes", status=NOT_FOUND)
         for name in ("x" * 1000, "a/b", "", ".", "..", "a b", "a\nb", "\x1b[31m", "-"):
@@ -29,16 +31,49 @@ class Commands(ClusterTest):
 
     @row("issue: sizes of 0, unaligned, beyond the maximum, not a number")
     def test_sizes(self):
-        for size in ("0", "1", "4097", "1000000000000TiB", "99999999999999999999", "-1", "1e9", "ten", "4Kx", "1GB1"):
-            self.assert_refusal(self.cluster.cli("volume", "create", "new", "--", size, check=False))
+        for size in (
+            "0",
+            "1",
+            "4097",
+            "1000000000000TiB",
+            "99999999999999999999",
+            "-1",
+            "1e9",
+            "ten",
+            "4Kx",
+            "1GB1",
+        ):
+            self.assert_refusal(
+                self.cluster.cli("volume", "create", "new", "--", size, check=False)
+            )
         self.assertEqual([v["name"] for v in self.cluster.get("volume", "list")], [self.volume])
 
     @row("issue: policies that cannot be met: the rule, the hosts and what is missing")
     def test_policies(self):
         self.cluster.cli("policy", "create", "four", "--failures-to-tolerate", "3")
-        self.refused("volume", "create", "new", "1GiB", "--policy", "four", status=UNPLACEABLE, says=["4", "3"])
-        self.refused("volume", "create", "new", "1GiB", "--policy", "nothing", status=NOT_FOUND, says="nothing")
-        self.assert_refusal(self.cluster.cli("policy", "create", "bad", "--failures-to-tolerate", "9", check=False))
+        self.refused(
+            "volume",
+            "create",
+            "new",
+            "1GiB",
+            "--policy",
+            "four",
+            status=UNPLACEABLE,
+            says=["4", "3"],
+        )
+        self.refused(
+            "volume",
+            "create",
+            "new",
+            "1GiB",
+            "--policy",
+            "nothing",
+            status=NOT_FOUND,
+            says="nothing",
+        )
+        self.assert_refusal(
+            self.cluster.cli("policy", "create", "bad", "--failures-to-tolerate", "9", check=False)
+        )
         self.cluster.cli("policy", "delete", "four")
 
     @row("issue: a volume in use is not deleted and not made smaller")
@@ -46,8 +81,12 @@ class Commands(ClusterTest):
         with Client(self.cluster.nbd(2), self.volume) as client:
             client.write(0, b"x" * 4096)
             for host in (1, 2, 3):
-                self.refused("volume", "delete", self.volume, "--yes", host=host, says="use|client|connected")
-            self.refused("volume", "resize", self.volume, "128MiB", says="smaller|shrink|below|less")
+                self.refused(
+                    "volume", "delete", self.volume, "--yes", host=host, says="use|client|connected"
+                )
+            self.refused(
+                "volume", "resize", self.volume, "128MiB", says="smaller|shrink|below|less"
+            )
             self.assertEqual(client.read(0, 4096), b"x" * 4096)
 
     @row("issue 8: an export is larger when the client connects again")
@@ -60,21 +99,43 @@ class Commands(ClusterTest):
 
     @row("issue: unknown commands and options: exit status 2, one hint, no panic")
     def test_usage(self):
-        for words in (["frobnicate"], ["volume"], ["volume", "create"], ["--size", "-1"], ["volume", "list", "-o", "xml"]):
+        for words in (
+            ["frobnicate"],
+            ["volume"],
+            ["volume", "create"],
+            ["--size", "-1"],
+            ["volume", "list", "-o", "xml"],
+        ):
             done = self.cluster.tool(*words, check=False)
             self.assertEqual(done.returncode, USAGE, done.stderr)
             self.assertNotIn("panicked", done.stderr)
-        done = run([ATOLL, "--endpoint", f"unix:{self.directory}/nobody.sock", "status"], check=False)
+        done = run(
+            [ATOLL, "--endpoint", f"unix:{self.directory}/nobody.sock", "status"], check=False
+        )
         self.assertEqual(done.returncode, CONNECT, done.stderr)
 
     @row("ecosystem 16: machine output is one shape; every -o works")
     def test_output(self):
-        for words in (["status"], ["host", "list"], ["disk", "list"], ["group", "list"], ["policy", "list"],
-                      ["volume", "list"], ["volume", "show", self.volume], ["volume", "placement", self.volume],
-                      ["resync", "show"], ["scrub", "show"], ["events"], ["task", "list"]):
+        for words in (
+            ["status"],
+            ["host", "list"],
+            ["disk", "list"],
+            ["group", "list"],
+            ["policy", "list"],
+            ["volume", "list"],
+            ["volume", "show", self.volume],
+            ["volume", "placement", self.volume],
+            ["resync", "show"],
+            ["scrub", "show"],
+            ["events"],
+            ["task", "list"],
+        ):
             self.assertIsInstance(self.cluster.get(*words), (dict, list))
             for form in ("table", "yaml"):
-                self.assertTrue(self.cluster.cli(*words, "-o", form).stdout.strip() or words[0] in ("task", "events"))
+                self.assertTrue(
+                    self.cluster.cli(*words, "-o", form).stdout.strip()
+                    or words[0] in ("task", "events")
+                )
 
 
 class Images(ClusterTest):
@@ -100,7 +161,10 @@ class Images(ClusterTest):
             compared = run(["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, out], check=False)
             self.assertEqual(compared.returncode, 0, compared.stdout)
         # And through QEMU's own eyes, live.
-        compared = run(["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, self.cluster.uri(2, "v0")], check=False)
+        compared = run(
+            ["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, self.cluster.uri(2, "v0")],
+            check=False,
+        )
         self.assertEqual(compared.returncode, 0, compared.stdout)
 
     test_there_and_back.row = "issue 10: import and export, raw and qcow2"
@@ -115,7 +179,9 @@ class Images(ClusterTest):
         self.cluster.cli("volume", "create", "right", "8MiB", "--policy", self.policy)
         self.refused("volume", "import", "right", qcow2, says="image.qcow2")
         self.refused("volume", "import", "small", raw, says=["small|larger|fit"])
-        self.refused("volume", "import", "right", os.path.join(self.directory, "nothing"), says="nothing")
+        self.refused(
+            "volume", "import", "right", os.path.join(self.directory, "nothing"), says="nothing"
+        )
         self.refused("volume", "import", "absent", raw, "--existing", status=NOT_FOUND)
         self.refused("volume", "import", "right", self.directory)
 
@@ -123,14 +189,22 @@ class Images(ClusterTest):
     def test_interrupted_import(self):
         raw = self.image(256 << 20)
         self.cluster.cli("volume", "create", "v", "256MiB", "--policy", self.policy)
-        child = subprocess.Popen([ATOLL, "--endpoint", f"unix:{self.cluster.api(1)}", "volume", "import", "v", raw],
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [ATOLL, "--endpoint", f"unix:{self.cluster.api(1)}", "volume", "import", "v", raw],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         time.sleep(0.15)
         child.send_signal(signal.SIGINT)
         said = child.communicate(timeout=20)[1]
         self.assertIn(child.returncode, (130, -signal.SIGINT), said)
         self.cluster.cli("volume", "import", "v", raw)  # again, whole
-        compared = run(["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, self.cluster.uri(2, "v")], check=False)
+        compared = run(
+            ["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, self.cluster.uri(2, "v")],
+            check=False,
+        )
         self.assertEqual(compared.returncode, 0, compared.stdout)
 
 
@@ -167,9 +241,13 @@ class Daemons(ClusterTest):
         self.cluster.kill(1)
         path = os.path.join(self.cluster.host_dir(1), "bad.toml")
         lines = len(text.splitlines())
-        for addition, says in (("\n[newtork]\npeer = []\n", "newtork"), ("\n[log]\nlevel = 'loud'\n", "loud|level"),
-                               ("\nthis is not TOML\n", f"bad.toml:{lines + 2}|bad.toml"), ("\n[io]\nbackend = 7\n", "backend"),
-                               ("\n[host]\nname = 'again'\n", "host|duplicate")):
+        for addition, says in (
+            ("\n[newtork]\npeer = []\n", "newtork"),
+            ("\n[log]\nlevel = 'loud'\n", "loud|level"),
+            ("\nthis is not TOML\n", f"bad.toml:{lines + 2}|bad.toml"),
+            ("\n[io]\nbackend = 7\n", "backend"),
+            ("\n[host]\nname = 'again'\n", "host|duplicate"),
+        ):
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text + addition)
             self.assert_refusal(self.serve(path), says=[says, "bad.toml"])
@@ -177,7 +255,9 @@ class Daemons(ClusterTest):
             with open(path, "wb") as f:
                 f.write(content)
             self.assert_refusal(self.serve(path), says="bad.toml")
-        self.assert_refusal(self.serve(os.path.join(self.directory, "nothing.toml")), says="nothing.toml")
+        self.assert_refusal(
+            self.serve(os.path.join(self.directory, "nothing.toml")), says="nothing.toml"
+        )
         self.cluster.start(1)
 
     @row("45: a disk of another cluster is refused, named, and never formatted")
@@ -188,7 +268,10 @@ class Daemons(ClusterTest):
         with Stack() as stack:
             from cluster import Cluster
             from harness import free_ports
-            other = Cluster(stack, stack.directory("atoll-e2e-"), disk_size="2GiB", base_port=free_ports())
+
+            other = Cluster(
+                stack, stack.directory("atoll-e2e-"), disk_size="2GiB", base_port=free_ports()
+            )
             other.begin()
             foreign = os.path.join(self.directory, "foreign")
             other.kill(1)
@@ -222,7 +305,9 @@ class Daemons(ClusterTest):
         run(["mke2fs", "-q", "-t", "ext4", "-F", disk])
         self.cluster.start(rest, serving=False)
         time.sleep(3)
-        self.assertEqual(run(["e2fsck", "-fn", disk], check=False).returncode, 0, "a file system was harmed")
+        self.assertEqual(
+            run(["e2fsck", "-fn", disk], check=False).returncode, 0, "a file system was harmed"
+        )
         log = open(self.cluster.log(rest), encoding="utf-8", errors="replace").read()
         self.assertRegex(log, "(?i)ext4|file system")
         self.assertRegex(log, "(?i)disk wipe")
@@ -233,8 +318,26 @@ class Nbd(ClusterTest):
 
     def test_tools(self):
         uri = self.cluster.uri(3, self.volume)
-        run(["qemu-io", "-f", "raw", "-c", "write -P 0x5a 1M 64k", "-c", "write -z 1088k 64k", "-c", "discard 2M 1M",
-             "-c", "flush", "-c", "read -P 0x5a 1M 64k", "-c", "read -P 0 1088k 64k", uri])
+        run(
+            [
+                "qemu-io",
+                "-f",
+                "raw",
+                "-c",
+                "write -P 0x5a 1M 64k",
+                "-c",
+                "write -z 1088k 64k",
+                "-c",
+                "discard 2M 1M",
+                "-c",
+                "flush",
+                "-c",
+                "read -P 0x5a 1M 64k",
+                "-c",
+                "read -P 0 1088k 64k",
+                uri,
+            ]
+        )
         mapped = run(["qemu-img", "map", "-f", "raw", "--output", "json", uri]).stdout
         self.assertIn('"data": true', mapped)
         checked = run(["qemu-img", "info", "-f", "raw", uri]).stdout
@@ -247,19 +350,30 @@ class Nbd(ClusterTest):
         import nbd
         import socket
         import struct
+
         path = self.cluster.nbd(1)
         with Client(path, self.volume) as good:
             good.write(0, b"g" * 4096)
             size = good.size
             for command, offset, length, flags in (
-                    (nbd.CMD_READ, size, 4096, 0), (nbd.CMD_READ, (1 << 64) - 4096, 8192, 0), (99, 0, 4096, 0),
-                    (nbd.CMD_READ, 0, 0xFFFFFFFF, 0), (nbd.CMD_READ, 0, 4096, 0x8000), (nbd.CMD_TRIM, size - 512, 4096, 0)):
+                (nbd.CMD_READ, size, 4096, 0),
+                (nbd.CMD_READ, (1 << 64) - 4096, 8192, 0),
+                (99, 0, 4096, 0),
+                (nbd.CMD_READ, 0, 0xFFFFFFFF, 0),
+                (nbd.CMD_READ, 0, 4096, 0x8000),
+                (nbd.CMD_TRIM, size - 512, 4096, 0),
+            ):
                 with Client(path, self.volume) as client:
                     with self.assertRaises((NbdError, ConnectionError)):
                         client.request(command, offset, length, flags)
-            for junk in (b"\0" * 64, os.urandom(512), struct.pack(">I", 3) + os.urandom(4096),
-                         struct.pack(">IQII", 3, nbd.IHAVEOPT, nbd.OPT_GO, 0xFFFFFFFF),
-                         struct.pack(">IQII", 3, nbd.IHAVEOPT, nbd.OPT_GO, 6) + struct.pack(">IH", 0xFFFFFFFF, 0)):
+            for junk in (
+                b"\0" * 64,
+                os.urandom(512),
+                struct.pack(">I", 3) + os.urandom(4096),
+                struct.pack(">IQII", 3, nbd.IHAVEOPT, nbd.OPT_GO, 0xFFFFFFFF),
+                struct.pack(">IQII", 3, nbd.IHAVEOPT, nbd.OPT_GO, 6)
+                + struct.pack(">IH", 0xFFFFFFFF, 0),
+            ):
                 with socket.socket(socket.AF_UNIX) as raw:
                     raw.settimeout(15)
                     raw.connect(path)
@@ -271,7 +385,9 @@ class Nbd(ClusterTest):
                             pass
                     except OSError:
                         pass
-                    self.assertLess(time.monotonic() - begun, 14.5, "a broken handshake is kept open")
+                    self.assertLess(
+                        time.monotonic() - begun, 14.5, "a broken handshake is kept open"
+                    )
                 self.assertEqual(good.read(0, 4096), b"g" * 4096)
             with Client(path, None) as client:
                 with self.assertRaises(NbdError):
@@ -280,7 +396,10 @@ class Nbd(ClusterTest):
                 self.assertEqual(client.read(0, 4096), b"g" * 4096)
             # A write cut off in the middle of its payload is never applied in part.
             cut = Client(path, self.volume)
-            cut.send(struct.pack(">IHHQQI", nbd.REQUEST, 0, nbd.CMD_WRITE, 9, 0, 1 << 20) + b"c" * 300_000)
+            cut.send(
+                struct.pack(">IHHQQI", nbd.REQUEST, 0, nbd.CMD_WRITE, 9, 0, 1 << 20)
+                + b"c" * 300_000
+            )
             cut.close(politely=False)
             time.sleep(0.3)
             self.assertEqual(good.read(0, 4096), b"g" * 4096)
@@ -297,7 +416,9 @@ class Nbd(ClusterTest):
                 deaf.socket.settimeout(0.5)
                 try:
                     for cookie in range(5000):
-                        deaf.send(struct.pack(">IHHQQI", nbd.REQUEST, 0, nbd.CMD_READ, cookie, 0, 1 << 20))
+                        deaf.send(
+                            struct.pack(">IHHQQI", nbd.REQUEST, 0, nbd.CMD_READ, cookie, 0, 1 << 20)
+                        )
                 except ConnectionError:
                     pass
                 begun = time.monotonic()
@@ -324,7 +445,9 @@ class Nbd(ClusterTest):
 
     @row("issue 5: 512-byte requests")
     def test_small(self):
-        with Client(self.cluster.nbd(1), self.volume) as client, Client(self.cluster.nbd(2), self.volume) as other:
+        with Client(self.cluster.nbd(1), self.volume) as client, Client(
+            self.cluster.nbd(2), self.volume
+        ) as other:
             client.write(0, b"a" * 4096)
             client.write(512, b"b" * 512)
             client.write(4096 - 512, b"c" * 1024)
@@ -334,9 +457,13 @@ class Nbd(ClusterTest):
     @row("issue 8: TRIM and WRITE_ZEROES read as zeroes; fast zero is answered")
     def test_zeroes(self):
         import nbd
+
         with Client(self.cluster.nbd(1), self.volume) as client:
-            for call in (lambda: client.zero(0, 1 << 20), lambda: client.zero(0, 1 << 20, nbd.FLAG_NO_HOLE),
-                         lambda: client.trim(0, 1 << 20)):
+            for call in (
+                lambda: client.zero(0, 1 << 20),
+                lambda: client.zero(0, 1 << 20, nbd.FLAG_NO_HOLE),
+                lambda: client.trim(0, 1 << 20),
+            ):
                 client.write(0, b"z" * (1 << 20))
                 call()
                 self.assertEqual(client.read(0, 1 << 20), bytes(1 << 20))
@@ -354,6 +481,7 @@ class Dev(unittest.TestCase):
     def test_foreground(self):
         from cluster import Cluster
         from harness import free_ports
+
         with Stack() as stack:
             directory = stack.directory("atoll-e2e-")
             cluster = Cluster(stack, directory, disk_size="1GiB", base_port=free_ports())

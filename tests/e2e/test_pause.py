@@ -24,7 +24,9 @@ class Pause(ClusterTest):
         after = self.cluster.placement(self.volume)
         self.assertEqual((after["owner"], after["epoch"]), (f"host{owner}", epoch))
 
-    @row("8, 10: the owner pauses for three leases; another serves, and the old one's writes are refused")
+    @row(
+        "8, 10: the owner pauses for three leases; another serves, and the old one's writes are refused"
+    )
     def test_owner_long(self):
         owner, member, _ = self.roles()
         with Load(self.cluster, self.volume, blocks=8, write_share=0.7) as load:
@@ -41,7 +43,9 @@ class Pause(ClusterTest):
             self.cluster.wait_healthy()
             load.finish()
 
-    @row("9: a host with a copy pauses for 30 s; it leaves the active members before anything goes on")
+    @row(
+        "9: a host with a copy pauses for 30 s; it leaves the active members before anything goes on"
+    )
     def test_member(self):
         owner, member, _ = self.roles()
         with Load(self.cluster, self.volume, hosts=self.others(member)) as load:
