@@ -1,9 +1,11 @@
-"""The data path of a three-host cluster on this machine, as ratios to the raw disk in the same run.
+"""The data path of a three-host cluster on this machine, as ratios to the raw disk in the same
+run.
 
-Three hosts as processes, two copies, durable acknowledgements, checksums on, one preconditioned volume
-through NBD over a Unix socket; beside it a raw file on the same disk, O_DIRECT and O_DIRECT + O_DSYNC.
-For each workload the systems take turns; a figure is the median over the rounds, a ratio the median of
-the rounds' own ratios: absolute figures drift, ratios of one run compare.
+Three hosts as processes, two copies, durable acknowledgements, checksums on, one preconditioned
+volume through NBD over a Unix socket; beside it a raw file on the same disk, O_DIRECT and
+O_DIRECT + O_DSYNC. For each workload the systems take turns; a figure is the median over the
+rounds, a ratio the median of the rounds' own ratios: absolute figures drift, ratios of one run
+compare.
 """
 
 import argparse

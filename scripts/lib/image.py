@@ -1,7 +1,7 @@
 """The guest image: a small Debian with GRUB, kernel and root file system on one disk.
 
-Made once by mmdebstrap and kept under the user's cache directory, named by the hash of what it is made
-from, this file included. Nothing on the host is mounted, installed or changed for it.
+Made once by mmdebstrap and kept under the user's cache directory, named by the hash of what it is
+made from, this file included. Nothing on the host is mounted, installed or changed for it.
 """
 
 import hashlib

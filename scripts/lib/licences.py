@@ -1,6 +1,7 @@
 """Every crate that is built into Atoll must be under a licence that the project accepts.
 
-Reads `cargo metadata`; an SPDX expression passes if one way to satisfy it uses accepted licences only.
+Reads `cargo metadata`; an SPDX expression passes if one way to satisfy it uses accepted licences
+only.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""What every end-to-end test shares: a cluster of real processes of its own, taken down afterwards.
+"""What every end-to-end test shares: a cluster of real processes of its own, taken down
+afterwards.
 
-A test fails also when a daemon panicked, or ended without being told to. The logs of a failed test are
-kept under target/test-logs/e2e/<test>.
+A test fails also when a daemon panicked, or ended without being told to. The logs of a failed
+test are kept under target/test-logs/e2e/<test>.
 """
 
 import glob
@@ -17,8 +18,20 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 REPOSITORY = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(REPOSITORY, "scripts", "lib"))
 
-from cluster import ATOLL, Cluster  # noqa: E402, F401 (tests take them from here)
-from process import Stack, alive, run, wait_until  # noqa: E402, F401
+from cluster import ATOLL, Cluster  # noqa: E402
+from process import Stack, alive, run, wait_until  # noqa: E402
+
+__all__ = [
+    "ATOLL",
+    "Cluster",
+    "ClusterTest",
+    "Stack",
+    "alive",
+    "free_ports",
+    "row",
+    "run",
+    "wait_until",
+]
 
 LOGS = os.path.join(
     os.environ.get("CARGO_TARGET_DIR", os.path.join(REPOSITORY, "target")), "test-logs", "e2e"

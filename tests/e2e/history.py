@@ -1,8 +1,9 @@
-"""Is a history of reads and writes of one block linearizable? And: does every block hold one value?
+"""Is a history of reads and writes of one block linearizable? And: does every block hold one
+value?
 
 Every written value is unique, so the question has an exact and quick answer (Gibbons and Korach,
-"Testing shared memories", 1997): take each value with its write and all its reads as one cluster; the
-cluster's zone runs from the first response in it to the last invocation in it. The history is
+"Testing shared memories", 1997): take each value with its write and all its reads as one cluster;
+the cluster's zone runs from the first response in it to the last invocation in it. The history is
 linearizable if and only if no read ends before its value's write begins, no two forward zones
 overlap, and no backward zone lies inside a forward one. A write that was never answered may take
 effect at any later time, or never.

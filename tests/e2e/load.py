@@ -1,7 +1,8 @@
 """Clients that write unique values and read them back through several hosts while hosts fail.
 
-A client whose connection breaks does what a guest's driver does: it connects again, to the next of its
-hosts, and repeats the very same request. What it saw goes into a History, which must be linearizable.
+A client whose connection breaks does what a guest's driver does: it connects again, to the next
+of its hosts, and repeats the very same request. What it saw goes into a History, which must be
+linearizable.
 """
 
 import random
@@ -179,10 +180,7 @@ class Load:
         self.assert_no_errors()
         history = History.merged(w.history for w in self.workers)
         for host in sorted({h for w in self.workers for h in w.hosts}):
-            with Client(self.socket(host), self.volume, REQUEST_TIMEOUT_S) as client:
-                begin = time.monotonic()
-                data = client.read(0, self.blocks * BLOCK)
-                end = time.monotonic()
+            begin, data, end = self.read_all(host)
             for block in range(self.blocks):
                 value = decode(data[block * BLOCK : (block + 1) * BLOCK])
                 if value is None:
@@ -194,3 +192,17 @@ class Load:
         acknowledged = sum(1 for w in history.writes if w[3] != NEVER)
         assert acknowledged and history.reads, "the load did nothing"
         return acknowledged
+
+    def read_all(self, host, timeout_s=30.0):
+        """Every block through one host, which may still be coming up: (begin, bytes, end)."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with Client(self.socket(host), self.volume, REQUEST_TIMEOUT_S) as client:
+                    begin = time.monotonic()
+                    data = client.read(0, self.blocks * BLOCK)
+                    return begin, data, time.monotonic()
+            except ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)

@@ -1,8 +1,9 @@
-"""A small NBD client with deadlines, and with every message in reach so that tests can send bad ones.
+"""A small NBD client with deadlines, and with every message in reach so that tests can send bad
+ones.
 
 One connection, one request at a time. Fixed newstyle, GO, structured replies where the server has
-them. Every call either returns, raises NbdError (the server answered with an error) or ConnectionError
-(which leaves the fate of a write unknown).
+them. Every call either returns, raises NbdError (the server answered with an error) or
+ConnectionError (which leaves the fate of a write unknown).
 """
 
 import socket

@@ -171,7 +171,7 @@ class Exchanged(Filled):
         self.assertEqual(set(self.members(owner)), {owner, member})
 
     def disk_path(self, host, kept):
-        return os.path.join(self.cluster.host_dir(host), "disk0.img")
+        return os.path.join(self.cluster.host_dir(host), "disk1.img")
 
     @row(
         "48, 42: an empty disk in place of a member: not formatted by itself; the data stay served"
