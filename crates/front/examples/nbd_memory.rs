@@ -1,8 +1,8 @@
 //! Serves volumes in memory over NBD on a Unix socket, until it is told to end (SIGTERM, SIGINT):
 //! `nbd_memory SOCKET [SIZE_BYTES]`, then `nbdinfo --list 'nbd+unix:///?socket=SOCKET'`.
 //!
-//! Exports: `disk`; `readonly`; `slow` (200 ms an operation); `stuck` (an hour); `failing` (from 1 MiB
-//! on, and at every flush); `small` (1 MiB).
+//! Exports: `disk`; `readonly`; `slow` (200 ms an operation); `stuck` (an hour); `failing` (from
+//! 1 MiB on, and at every flush); `small` (1 MiB).
 //! Asked by SIGHUP, it doubles the size of `small`; by SIGUSR1, it prints what it has done.
 
 #[path = "../tests/support/mod.rs"]

@@ -181,7 +181,8 @@ mod tests {
         fn data_and_heads_survive_any_cut(
             frames in proptest::collection::vec(
                 (any::<bool>(), proptest::prop_oneof![
-                    1usize..200, 4096usize..20_000, Just(RECEIVE_BYTES), Just(2 * PIECE_BYTES + 512),
+                    1usize..200, 4096usize..20_000, Just(RECEIVE_BYTES),
+                    Just(2 * PIECE_BYTES + 512),
                 ]), 1..6),
             steps in proptest::collection::vec(1usize..400_000, 1..20),
         ) {

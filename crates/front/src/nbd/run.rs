@@ -245,7 +245,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_cover_a_range_once(at in 0u64..1 << 40, len in 1u64..1 << 26, max in 1u32..1 << 22) {
+        fn parts_cover_a_range_once(
+            at in 0u64..1 << 40, len in 1u64..1 << 26, max in 1u32..1 << 22,
+        ) {
             let max = max.max(65536);
             let mut end = at;
             for (from, part) in parts(at, len, max) {
