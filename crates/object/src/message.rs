@@ -934,3 +934,217 @@ impl Message for Reply {
         Ok(reply)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every_request() -> Vec<Request> {
+        let component = ComponentId(0x1122);
+        let (epoch, seq) = (Epoch(7), Seq(1 << 40));
+        let session = Session { epoch, attach: 3 };
+        let ticket = Ticket { client: ClientId(9), number: 5, settled_below: 4 };
+        let data = Buf::copy_from(&[5; 2 * BLOCK_LEN]);
+        let crcs = client_crcs(0, std::slice::from_ref(&data));
+        let range = BlockRange { start: 256, count: 2 };
+        let spec = ComponentSpec { object: ObjectId(1), leg: 2, blocks: 512, epoch };
+        let raw = BlockTag { seq, state: BlockState::Raw, crc: crcs[0] };
+        let zero = BlockTag { seq, state: BlockState::Zero, crc: 0 };
+        let blocks = vec![
+            CopyBlock { block: 256, tag: raw, bytes: Some(data.slice(..BLOCK_LEN)) },
+            CopyBlock { block: 257, tag: zero, bytes: None },
+        ];
+        let client = |at, io| {
+            Request::Client(ClientRequest { object: ObjectId(1), ticket, retry: true, at, io })
+        };
+        let sectors = data.slice(..1024);
+        let odd = client_crcs(512, std::slice::from_ref(&sectors));
+        vec![
+            Request::Renew {
+                incarnation: Incarnation(8),
+                serial: 3,
+                objects: vec![(ObjectId(1), epoch), (ObjectId(2), Epoch(1))],
+            },
+            Request::GiveBack { incarnation: Incarnation(8), serial: 3, objects: vec![ObjectId(1)] },
+            Request::Fence { object: ObjectId(1), component, epoch },
+            Request::Attach { component, session },
+            Request::Uncommitted { component, epoch, after: seq },
+            Request::Applied { component, epoch, ticket },
+            Request::Status { component },
+            Request::Create { group: GroupId(4), component, spec },
+            Request::Delete { component, epoch },
+            Request::Grow { component, epoch, blocks: 1024 },
+            Request::Tags { component, epoch, chunk: 1 },
+            Request::ChunksSince { component, epoch, since: seq, first: 9 },
+            Request::Committed { component, epoch, seq },
+            Request::Reserve { component, epoch, chunk: 1 },
+            Request::Append {
+                component,
+                session,
+                op: ComponentOp {
+                    id: OpId { epoch, seq },
+                    ticket,
+                    kind: OpKind::Write,
+                    range,
+                    committed: Seq(9),
+                    crcs: crcs.clone(),
+                    payload: vec![data.clone()],
+                },
+            },
+            Request::Read { component, epoch, range },
+            Request::CopyIn { component, session, copy: Copy { chunk: 1, blocks, only_if: None } },
+            client(4096, ClientIo::Read { len: 512 }),
+            client(4096, ClientIo::Write { crcs, data: vec![data] }),
+            client(512, ClientIo::Write { crcs: odd, data: vec![sectors] }),
+            client(0, ClientIo::Zero { len: 4096 }),
+            client(0, ClientIo::Discard { len: 4096 }),
+            client(0, ClientIo::Extents { len: 1 << 40 }),
+            Request::Admin(b"{}".to_vec()),
+        ]
+    }
+
+    fn every_reply() -> Vec<Reply> {
+        let promise = Promise { fenced: Epoch(1), committed: Seq(2), newest: Seq(3) };
+        let data = Buf::copy_from(&[5; BLOCK_LEN]);
+        let crcs = client_crcs(0, std::slice::from_ref(&data));
+        let raw = BlockTag { seq: Seq(1), state: BlockState::Raw, crc: crcs[0] };
+        let absent = BlockTag::default();
+        let payload = vec![data.clone(), Buf::zeros(BLOCK_LEN)];
+        let status = ComponentStatus {
+            id: ComponentId(1),
+            spec: ComponentSpec { object: ObjectId(1), leg: 0, blocks: 1, epoch: Epoch(1) },
+            promise,
+            session: Session::default(),
+            used_bytes: 5,
+            doubtful: true,
+        };
+        let mut all = vec![
+            Reply::Done,
+            Reply::Granted { serial: 4, excluded: vec![ObjectId(3)] },
+            Reply::Promise { promise, doubtful: false },
+            Reply::Chunks { chunks: vec![(1, Seq(2))], more: true },
+            Reply::Ops {
+                ops: vec![OpRecord {
+                    id: OpId::default(),
+                    ticket: Ticket::default(),
+                    kind: OpKind::Zero,
+                    range: BlockRange { start: 0, count: 1 },
+                }],
+                more: false,
+            },
+            Reply::Yes(true),
+            Reply::Status(status),
+            Reply::Tags(vec![raw; 256]),
+            Reply::Blocks(ReadBlocks { tags: vec![raw, absent], payload }),
+            Reply::Copied(3),
+            Reply::Data { crcs, data: vec![data] },
+            Reply::Extents(vec![Extent { len: 4096, kind: ExtentKind::Hole }]),
+            Reply::NotOwner,
+            Reply::OwnerStopped,
+            Reply::Admin(b"[]".to_vec()),
+        ];
+        for error in [
+            StoreError::NoComponent(ComponentId(1)),
+            StoreError::Exists(ComponentId(1)),
+            StoreError::Fenced { fenced: Epoch(2) },
+            StoreError::Session { open: Session::default() },
+            StoreError::Malformed("x"),
+            StoreError::Damaged { block: 1 },
+            StoreError::Bad(vec![1, 2]),
+            StoreError::Full,
+            StoreError::Failed("disk".into()),
+        ] {
+            all.push(Reply::Failed(error));
+        }
+        for error in [
+            VolumeError::OutOfRange { at: 1, len: 2 },
+            VolumeError::NoSpace("a".into()),
+            VolumeError::ReadOnly,
+            VolumeError::Io("b".into()),
+            VolumeError::TimedOut("c".into()),
+            VolumeError::Gone,
+            VolumeError::Unsupported,
+        ] {
+            all.push(Reply::VolumeFailed(error));
+        }
+        all
+    }
+
+    /// As the wire delivers it: the payload in one piece.
+    fn deliver<M: Message + std::fmt::Debug>(message: M) -> (u16, Vec<u8>, Vec<Buf>) {
+        let e = message.encode();
+        let payload = if e.payload.is_empty() { vec![] } else { vec![buf::join(&e.payload)] };
+        (e.kind, e.body, payload)
+    }
+
+    fn round<M: Message + std::fmt::Debug>(make: impl Fn() -> Vec<M>) {
+        for (sent, same) in make().into_iter().zip(make()) {
+            let text = format!("{same:?}");
+            let (kind, body, payload) = deliver(sent);
+            let back = M::decode(kind, &body, payload.clone()).unwrap_or_else(|e| {
+                panic!("{text}: {}", e.0);
+            });
+            // The refusal's text is not sent; everything else comes back.
+            if !text.contains("Malformed") {
+                let (k, b, p) = deliver(back);
+                assert_eq!((k, &b, &p), (kind, &body, &payload), "{text}");
+            }
+            // A body that is cut short or goes on is refused, never misread.
+            if !text.starts_with("Admin") {
+                for cut in 0..body.len() {
+                    assert!(M::decode(kind, &body[..cut], payload.clone()).is_err(), "{text} {cut}");
+                }
+                let longer = [&body[..], &[0]].concat();
+                assert!(M::decode(kind, &longer, payload).is_err(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_message_comes_back_as_it_was_and_nothing_else_is_taken() {
+        round(every_request);
+        round(every_reply);
+    }
+
+    #[test]
+    fn a_payload_that_changed_on_the_way_is_refused() {
+        for request in every_request() {
+            let (kind, body, payload) = deliver(request);
+            if let [data] = &payload[..] {
+                let mut bytes = data.to_vec();
+                bytes[700] ^= 1;
+                assert!(Request::decode(kind, &body, vec![Buf::copy_from(&bytes)]).is_err());
+            }
+        }
+        for reply in every_reply() {
+            let (kind, body, payload) = deliver(reply);
+            if let [data] = &payload[..] {
+                let mut bytes = data.to_vec();
+                *bytes.last_mut().expect("not empty") ^= 1;
+                assert!(Reply::decode(kind, &body, vec![Buf::copy_from(&bytes)]).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_the_decoder_panic() {
+        let mut x = 3u64;
+        let mut random = move || {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            x >> 33
+        };
+        let samples: Vec<_> = every_request().into_iter().map(deliver).collect();
+        for _ in 0..60_000 {
+            let (kind, body, payload) = &samples[random() as usize % samples.len()];
+            let mut body = body.clone();
+            for _ in 0..=random() % 4 {
+                if !body.is_empty() {
+                    let at = random() as usize % body.len();
+                    body[at] = random() as u8;
+                }
+            }
+            let _ = Request::decode(*kind, &body, payload.clone());
+            let _ = Reply::decode(random() as u16 % 20, &body, payload.clone());
+        }
+    }
+}
