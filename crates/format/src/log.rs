@@ -64,8 +64,6 @@ pub enum LogKind {
     Discard = 3,
     /// The blocks are known to be damaged on every source.
     Bad = 4,
-    /// Lists an operation above `committed` whose first descriptor is being trimmed.
-    Listed = 5,
     /// Everything at or below `seq` is durable on every active member.
     Committed = 6,
     /// Promises to refuse epochs below `epoch`.
@@ -107,7 +105,6 @@ impl LogKind {
             2 => Self::Zero,
             3 => Self::Discard,
             4 => Self::Bad,
-            5 => Self::Listed,
             6 => Self::Committed,
             7 => Self::Fence,
             8 => Self::Attach,
@@ -120,7 +117,7 @@ impl LogKind {
 
     /// Whether it changes blocks, and so has a range.
     pub fn has_range(self) -> bool {
-        matches!(self, Self::Write | Self::Zero | Self::Discard | Self::Bad | Self::Listed)
+        matches!(self, Self::Write | Self::Zero | Self::Discard | Self::Bad)
     }
 }
 
@@ -136,7 +133,7 @@ pub struct Descriptor {
     pub component: U32,
     /// A [`LogKind`].
     pub kind: u8,
-    /// Column of a parity leg; 0 in a mirror.
+    /// Column of a parity leg, 0 in a mirror; in `Create` the capacity device.
     pub column: u8,
     /// [`FLAG_FORCED`].
     pub flags: U16,
@@ -164,10 +161,8 @@ pub struct Descriptor {
     pub settled_below: U32,
     /// Key epoch of an encrypted payload; 0.
     pub key_epoch: U16,
-    /// The kind of the operation that `Listed` lists.
-    pub listed: u8,
     /// 0.
-    pub reserved: u8,
+    pub reserved: U16,
 }
 
 /// First block of a segment; the rest of the block is zero.

@@ -1,0 +1,481 @@
+//! One component: what its store promises about it, what its clients did, where its chunks are.
+//!
+//! The small state (promise, session, clients, operations above committed) is durable in the log;
+//! before the log is trimmed, a record of it goes into the journal, and into every checkpoint.
+//!
+//! Invariants: what the `queued_*` fields say is what the next operation is checked against; what
+//! `promise` and `session` say is durable.
+
+use crate::index::Hot;
+use crate::limits;
+use crate::table::ChunkTable;
+use atoll_format::chunk::{COMPONENT_DOUBTFUL, MetaError, RawClient, RawComponent, RawListed};
+use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
+use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
+use atoll_format::units::{BLOCK, COMPONENT_MAX, SEQ_MAX};
+use atoll_world::components::{ComponentSpec, ComponentStatus};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// What is remembered of one client: which numbers above its settled ones were applied.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Client {
+    used: u64,
+    settled_below: u32,
+    /// Bit i of the words is number `settled_below + i`.
+    words: VecDeque<u64>,
+}
+
+impl Client {
+    fn settle(&mut self, below: u32) {
+        if below <= self.settled_below {
+            return;
+        }
+        let shift = below - self.settled_below;
+        self.settled_below = below;
+        for _ in 0..(shift / 64).min(self.words.len() as u32) {
+            self.words.pop_front();
+        }
+        let shift = shift % 64;
+        if shift > 0 {
+            for i in 0..self.words.len() {
+                let next = self.words.get(i + 1).copied().unwrap_or(0);
+                self.words[i] = (self.words[i] >> shift) | (next << (64 - shift));
+            }
+        }
+        while self.words.back() == Some(&0) {
+            self.words.pop_back();
+        }
+    }
+
+    fn mark(&mut self, number: u32) {
+        let Some(bit) = number.checked_sub(self.settled_below) else { return };
+        if bit >= limits::CLIENT_NUMBERS_MAX {
+            return;
+        }
+        let word = (bit / 64) as usize;
+        if self.words.len() <= word {
+            self.words.resize(word + 1, 0);
+        }
+        self.words[word] |= 1 << (bit % 64);
+    }
+
+    fn has(&self, number: u32) -> bool {
+        let Some(bit) = number.checked_sub(self.settled_below) else { return true };
+        self.words.get((bit / 64) as usize).is_some_and(|w| w & (1 << (bit % 64)) != 0)
+    }
+}
+
+/// See the file.
+#[derive(Debug)]
+pub(crate) struct Component {
+    pub local: u32,
+    pub id: ComponentId,
+    pub spec: ComponentSpec,
+    /// Which capacity device.
+    pub device: u8,
+    /// Its creation is durable.
+    pub durable: bool,
+    /// A deletion is queued.
+    pub deleting: bool,
+
+    pub queued_fence: Epoch,
+    pub queued_session: Session,
+    /// Highest seq accepted in the queued session.
+    pub session_seq: Seq,
+
+    pub promise: Promise,
+    pub session: Session,
+    /// What the log or the journal says of `promise.committed`.
+    pub committed_logged: Seq,
+    /// Not 0: doubtful until this is committed.
+    pub doubt_until: Seq,
+    pub clients: BTreeMap<ClientId, Client>,
+    client_uses: u64,
+    pub uncommitted: BTreeMap<Seq, OpRecord>,
+
+    pub table: ChunkTable,
+    pub hot: BTreeMap<u32, Hot>,
+    /// Blocks whose bytes at home were found not to match.
+    pub bad: BTreeSet<u32>,
+    pub slots_used: u32,
+    /// Blocks of it that lie in the log.
+    pub log_live: u64,
+
+    /// First segment with small state that neither journal nor checkpoint has.
+    pub unsaved_from: Option<u64>,
+    /// The journal or the checkpoint knows it.
+    pub saved: bool,
+}
+
+impl Component {
+    pub(crate) fn new(local: u32, id: ComponentId, spec: ComponentSpec, device: u8) -> Self {
+        Self {
+            local,
+            id,
+            spec,
+            device,
+            durable: false,
+            deleting: false,
+            queued_fence: spec.epoch,
+            queued_session: Session::default(),
+            session_seq: Seq(0),
+            promise: Promise { fenced: spec.epoch, ..Promise::default() },
+            session: Session::default(),
+            committed_logged: Seq(0),
+            doubt_until: Seq(0),
+            clients: BTreeMap::new(),
+            client_uses: 0,
+            uncommitted: BTreeMap::new(),
+            table: ChunkTable::default(),
+            hot: BTreeMap::new(),
+            bad: BTreeSet::new(),
+            slots_used: 0,
+            log_live: 0,
+            unsaved_from: None,
+            saved: false,
+        }
+    }
+
+    pub(crate) fn status(&self, used_bytes: u64) -> ComponentStatus {
+        ComponentStatus {
+            id: self.id,
+            spec: self.spec,
+            promise: self.promise,
+            session: self.session,
+            used_bytes,
+            doubtful: self.doubt_until > Seq(0),
+        }
+    }
+
+    /// Everything at or below `seq` is durable on every active member.
+    pub(crate) fn commit(&mut self, seq: Seq) {
+        if seq <= self.promise.committed || seq.0 > SEQ_MAX {
+            return;
+        }
+        self.promise.committed = seq;
+        self.uncommitted = self.uncommitted.split_off(&Seq(seq.0 + 1));
+        if seq >= self.doubt_until {
+            self.doubt_until = Seq(0);
+        }
+    }
+
+    /// Remembers an operation that is durable now.
+    pub(crate) fn remember(&mut self, record: OpRecord) {
+        self.promise.newest = self.promise.newest.max(record.id.seq);
+        if record.id.seq > self.promise.committed {
+            self.uncommitted.insert(record.id.seq, record);
+        }
+        self.note_ticket(record.ticket);
+    }
+
+    fn note_ticket(&mut self, ticket: Ticket) {
+        if ticket.number == 0 {
+            return;
+        }
+        self.client_uses += 1;
+        if !self.clients.contains_key(&ticket.client) && self.clients.len() >= limits::CLIENTS_MAX {
+            let oldest = self.clients.iter().min_by_key(|(_, c)| c.used).map(|(&id, _)| id);
+            if let Some(oldest) = oldest {
+                self.clients.remove(&oldest);
+            }
+        }
+        let uses = self.client_uses;
+        let client = self.clients.entry(ticket.client).or_default();
+        client.used = uses;
+        client.settle(ticket.settled_below);
+        client.mark(ticket.number);
+    }
+
+    /// Whether that operation is here.
+    pub(crate) fn applied(&self, ticket: Ticket) -> bool {
+        self.clients.get(&ticket.client).is_some_and(|c| c.has(ticket.number))
+    }
+
+    /// Whether a ticket can be remembered: its number is not too far above the settled ones.
+    pub(crate) fn ticket_fits(&self, ticket: Ticket) -> bool {
+        let settled = self
+            .clients
+            .get(&ticket.client)
+            .map_or(ticket.settled_below, |c| c.settled_below.max(ticket.settled_below));
+        ticket.number == 0 || ticket.number.saturating_sub(settled) < limits::CLIENT_NUMBERS_MAX
+    }
+
+    /// Tag from an entry: a bound checksum becomes that of the payload.
+    pub(crate) fn tag(&self, block: u32, entry: atoll_format::chunk::BlockEntry) -> BlockTag {
+        let raw = entry.state == atoll_format::op::BlockState::Raw;
+        let crc = if raw {
+            atoll_format::checksum::bind(entry.crc, self.id, u64::from(block))
+        } else {
+            0
+        };
+        BlockTag { seq: entry.seq, state: entry.state, crc }
+    }
+
+    /// Newest seq of a chunk, 0 if it was never touched.
+    pub(crate) fn chunk_newest(&self, chunk: u32) -> Seq {
+        let hot = self.hot.get(&chunk).map_or(Seq(0), |h| h.newest);
+        self.table.get(chunk).max_seq.max(hot)
+    }
+
+    /// The first chunk from `from` on that was ever touched.
+    pub(crate) fn next_chunk(&self, from: u32) -> Option<u32> {
+        let table = self.table.next(from).map(|(c, _)| c);
+        let hot = self.hot.range(from..).next().map(|(&c, _)| c);
+        match (table, hot) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// The record of its small state; `runs` is filled in by the checkpoint.
+    pub(crate) fn encode(&self, runs: u32, to: &mut Vec<u8>) {
+        let mut raw = RawComponent::new_zeroed();
+        raw.local = self.local.into();
+        raw.device = self.device;
+        raw.flags = if self.doubt_until > Seq(0) { COMPONENT_DOUBTFUL } else { 0 };
+        raw.leg = self.spec.leg.into();
+        raw.id = self.id.0.into();
+        raw.object = self.spec.object.0.into();
+        raw.blocks = self.spec.blocks.into();
+        raw.epoch = self.spec.epoch.0.into();
+        raw.fenced = self.promise.fenced.0.into();
+        raw.session_epoch = self.session.epoch.0.into();
+        raw.session_attach = self.session.attach.into();
+        raw.layout = [1, 0, 0, 0];
+        raw.committed = self.promise.committed.0.into();
+        raw.newest = self.promise.newest.0.into();
+        raw.doubt_until = self.doubt_until.0.into();
+        raw.clients = (self.clients.len() as u32).into();
+        raw.uncommitted = (self.uncommitted.len() as u32).into();
+        raw.runs = runs.into();
+        to.extend_from_slice(raw.as_bytes());
+        for (id, client) in &self.clients {
+            let head = RawClient {
+                client: id.0.into(),
+                used: client.used.into(),
+                settled_below: client.settled_below.into(),
+                words: (client.words.len() as u32).into(),
+            };
+            to.extend_from_slice(head.as_bytes());
+            for word in &client.words {
+                to.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        for op in self.uncommitted.values() {
+            let mut raw = RawListed::new_zeroed();
+            raw.seq = op.id.seq.0.into();
+            raw.client = op.ticket.client.0.into();
+            raw.epoch = op.id.epoch.0.into();
+            raw.number = op.ticket.number.into();
+            raw.settled_below = op.ticket.settled_below.into();
+            raw.block = op.range.start.into();
+            raw.blocks = op.range.count.into();
+            raw.kind = op.kind as u8;
+            to.extend_from_slice(raw.as_bytes());
+        }
+    }
+
+    /// Bytes that [`Component::encode`] writes.
+    pub(crate) fn encoded_len(&self) -> usize {
+        let words: usize = self.clients.values().map(|c| c.words.len()).sum();
+        size_of::<RawComponent>()
+            + self.clients.len() * size_of::<RawClient>()
+            + words * 8
+            + self.uncommitted.len() * size_of::<RawListed>()
+    }
+
+    /// Takes over small state that a record holds; the chunks stay.
+    pub(crate) fn restore(&mut self, other: Self) {
+        self.spec = other.spec;
+        self.durable = true;
+        self.saved = true;
+        self.queued_fence = other.queued_fence;
+        self.queued_session = other.queued_session;
+        self.promise = other.promise;
+        self.session = other.session;
+        self.committed_logged = other.committed_logged;
+        self.doubt_until = other.doubt_until;
+        self.clients = other.clients;
+        self.client_uses = other.client_uses;
+        self.uncommitted = other.uncommitted;
+    }
+}
+
+/// Reads a number of bytes from the front of `bytes`.
+fn take<'a, T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
+    bytes: &mut &'a [u8],
+) -> Result<&'a T, MetaError> {
+    let (head, rest) = T::ref_from_prefix(bytes).map_err(|_| MetaError::Damaged)?;
+    *bytes = rest;
+    Ok(head)
+}
+
+/// Reads a record; returns the component (without chunks), how many runs of chunks follow, and
+/// moves `bytes` behind it.
+///
+/// # Errors
+/// `Damaged` for what contradicts itself, `Newer` for what a later version wrote.
+pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
+    let raw: &RawComponent = take(bytes)?;
+    if raw.flags & !COMPONENT_DOUBTFUL != 0 {
+        return Err(MetaError::Newer { what: "component flags", value: u32::from(raw.flags) });
+    }
+    if raw.layout != [1, 0, 0, 0] {
+        return Err(MetaError::Newer { what: "layout", value: u32::from(raw.layout[0]) });
+    }
+    if raw.parent[0].get() != 0 || raw.key.get() != 0 {
+        return Err(MetaError::Newer { what: "parent or key", value: 1 });
+    }
+    let spec = ComponentSpec {
+        object: ObjectId(raw.object.get()),
+        leg: raw.leg.get(),
+        blocks: raw.blocks.get(),
+        epoch: Epoch(raw.epoch.get()),
+    };
+    let seqs = [raw.committed.get(), raw.newest.get(), raw.doubt_until.get()];
+    if u64::from(spec.blocks) * BLOCK > COMPONENT_MAX || seqs.iter().any(|&s| s > SEQ_MAX) {
+        return Err(MetaError::Damaged);
+    }
+    let id = ComponentId(raw.id.get());
+    let mut c = Component::new(raw.local.get(), id, spec, raw.device);
+    c.durable = true;
+    c.saved = true;
+    c.promise = Promise {
+        fenced: Epoch(raw.fenced.get()),
+        committed: Seq(raw.committed.get()),
+        newest: Seq(raw.newest.get()),
+    };
+    c.session = Session { epoch: Epoch(raw.session_epoch.get()), attach: raw.session_attach.get() };
+    c.queued_fence = c.promise.fenced;
+    c.queued_session = c.session;
+    c.committed_logged = c.promise.committed;
+    c.doubt_until = Seq(raw.doubt_until.get());
+    if raw.clients.get() as usize > limits::CLIENTS_MAX
+        || raw.uncommitted.get() as usize > limits::UNCOMMITTED_MAX
+    {
+        return Err(MetaError::Damaged);
+    }
+    for _ in 0..raw.clients.get() {
+        let head: &RawClient = take(bytes)?;
+        let words = head.words.get();
+        if words > limits::CLIENT_NUMBERS_MAX / 64 {
+            return Err(MetaError::Damaged);
+        }
+        let mut client = Client {
+            used: head.used.get(),
+            settled_below: head.settled_below.get(),
+            words: VecDeque::with_capacity(words as usize),
+        };
+        for _ in 0..words {
+            client.words.push_back(take::<zerocopy::little_endian::U64>(bytes)?.get());
+        }
+        c.client_uses = c.client_uses.max(client.used);
+        c.clients.insert(ClientId(head.client.get()), client);
+    }
+    for _ in 0..raw.uncommitted.get() {
+        let listed: &RawListed = take(bytes)?;
+        let kind = OpKind::from_code(listed.kind).ok_or(MetaError::Damaged)?;
+        let range = BlockRange { start: listed.block.get(), count: listed.blocks.get() };
+        if !range.is_valid() || listed.seq.get() > SEQ_MAX {
+            return Err(MetaError::Damaged);
+        }
+        let ticket = Ticket {
+            client: ClientId(listed.client.get()),
+            number: listed.number.get(),
+            settled_below: listed.settled_below.get(),
+        };
+        let id = OpId { epoch: Epoch(listed.epoch.get()), seq: Seq(listed.seq.get()) };
+        c.uncommitted.insert(id.seq, OpRecord { id, ticket, kind, range });
+    }
+    Ok((c, raw.runs.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Client, Component, decode};
+    use crate::limits;
+    use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
+    use atoll_format::op::{BlockRange, OpKind, OpRecord};
+    use atoll_world::components::ComponentSpec;
+
+    fn component() -> Component {
+        let spec = ComponentSpec { object: ObjectId(5), leg: 2, blocks: 1_000, epoch: Epoch(3) };
+        Component::new(7, ComponentId(9), spec, 1)
+    }
+
+    fn record(seq: u64, client: u64, number: u32, settled_below: u32) -> OpRecord {
+        OpRecord {
+            id: OpId { epoch: Epoch(3), seq: Seq(seq) },
+            ticket: Ticket { client: ClientId(client), number, settled_below },
+            kind: OpKind::Write,
+            range: BlockRange { start: 1, count: 2 },
+        }
+    }
+
+    #[test]
+    fn applied_numbers_are_remembered_until_they_are_settled() {
+        let mut client = Client::default();
+        let mut model = std::collections::BTreeSet::new();
+        let mut settled = 0;
+        for i in 0..2_000u32 {
+            let number = 1 + (i * 37) % 300 + i / 2;
+            if i % 5 == 0 && i / 3 > settled {
+                settled = i / 3;
+                client.settle(settled);
+            }
+            if number >= settled {
+                client.mark(number);
+                model.insert(number);
+            }
+            for probe in [number, number + 1, settled, settled + 63, settled + 64, settled + 65] {
+                let expect = probe < settled || model.contains(&probe);
+                assert_eq!(client.has(probe), expect, "{probe} at {i}, settled {settled}");
+            }
+        }
+        assert!(client.words.len() <= 6);
+    }
+
+    #[test]
+    fn only_so_many_clients_are_remembered_and_the_idle_one_goes_first() {
+        let mut c = component();
+        for client in 0..=limits::CLIENTS_MAX as u64 {
+            c.remember(record(client + 1, client, 1, 1));
+            c.remember(record(client + 100, 1, client as u32 + 1, 1));
+        }
+        let ticket = |client, number| Ticket { client: ClientId(client), number, settled_below: 0 };
+        assert!(!c.applied(ticket(0, 1)), "the one used longest ago");
+        assert!(c.applied(ticket(1, 1)) && c.applied(ticket(64, 1)));
+        assert_eq!(c.clients.len(), limits::CLIENTS_MAX);
+        let far = Ticket { client: ClientId(1), number: 5_000, settled_below: 1 };
+        assert!(!c.ticket_fits(far) && c.ticket_fits(ticket(1, 4_000)));
+    }
+
+    #[test]
+    fn a_record_brings_back_the_small_state() {
+        let mut c = component();
+        c.promise.fenced = Epoch(4);
+        c.session = Session { epoch: Epoch(4), attach: 2 };
+        for seq in 1..200 {
+            c.remember(record(seq, seq % 3, seq as u32, seq as u32 / 2));
+        }
+        c.commit(Seq(150));
+        c.doubt_until = Seq(500);
+        let mut bytes = Vec::new();
+        c.encode(0, &mut bytes);
+        assert_eq!(bytes.len(), c.encoded_len());
+        let (again, runs) = decode(&mut &bytes[..]).expect("valid");
+        assert_eq!(runs, 0);
+        assert_eq!(again.promise, c.promise);
+        assert_eq!(again.session, c.session);
+        assert_eq!(again.clients, c.clients);
+        assert_eq!(again.uncommitted, c.uncommitted);
+        assert_eq!(again.uncommitted.len(), 49);
+        assert_eq!(again.status(0), c.status(0));
+        for cut in 0..bytes.len() {
+            assert!(decode(&mut &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        c.commit(Seq(500));
+        assert!(!c.status(0).doubtful && c.uncommitted.is_empty());
+    }
+}

@@ -1,0 +1,659 @@
+//! The mover: takes blocks from the log to their slots, trims the log, takes checkpoints.
+//!
+//! One round: the chunks of the oldest segments, each with all its pending blocks; read from the
+//! log, verified, written in place in the order of their slots; flush; one journal batch; then the
+//! index forgets them and the log is trimmed. The crash order is data -> flush -> journal -> trim
+//! (`store.md` rule 11): until the journal batch is durable the log still has everything, and doing
+//! a round again changes nothing.
+//!
+//! It goes as fast as the log is full: not at all below [`limits::FILL_DESTAGE`] while guests
+//! write, without a pause from [`limits::FILL_URGENT`] on, and through to the end when they rest.
+
+use crate::checkpoint;
+use crate::group::Group;
+use crate::index::{Overlay, Pending, Whole};
+use crate::journal::{self, Records};
+use crate::limits;
+use crate::pages::Page;
+use crate::state::{State, home_entry};
+use atoll_format::checksum::crc;
+use atoll_format::chunk::{BlockEntry, ChunkEntry, JournalKind, NONE};
+use atoll_format::id::Seq;
+use atoll_format::op::BlockState;
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
+use atoll_world::components::StoreEvent;
+use atoll_world::{Buf, Durability, FixedMap, Nanos, World, sometimes};
+use futures_util::{StreamExt, stream};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+enum Next {
+    Wait(Option<Nanos>),
+    Round,
+    Checkpoint,
+    End,
+}
+
+/// Moves until the store fails or is closed.
+pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
+    let mut rest_until = Nanos::ZERO;
+    loop {
+        let wake = group.mover_work.notified();
+        let begun = group.world.now();
+        match next(&group, rest_until) {
+            Next::End => break,
+            Next::Wait(None) => {
+                group.state.borrow_mut().mover_asleep = true;
+                wake.await;
+            }
+            Next::Wait(Some(until)) => {
+                group.state.borrow_mut().mover_asleep = true;
+                // Whichever comes first; both only mean "look again".
+                let _ = group.world.timeout_at(until, wake).await;
+            }
+            Next::Checkpoint => {
+                if checkpoint::take(&group).await.is_err() {
+                    break;
+                }
+            }
+            Next::Round => {
+                if round(&group).await.is_err() && group.failed.borrow().is_some() {
+                    break;
+                }
+                group.trimmed.notify_all();
+                let now = group.world.now();
+                rest_until = now + rest(&group.state.borrow(), now.since(begun));
+            }
+        }
+        group.state.borrow_mut().mover_asleep = false;
+    }
+    group.mover_ended.set(true);
+    group.ended.notify_all();
+}
+
+/// How long to pause after a round that took `took`.
+fn rest(state: &State, took: Nanos) -> Nanos {
+    let fill = state.log_fill();
+    if state.head_waits || fill >= limits::FILL_URGENT {
+        return Nanos::ZERO;
+    }
+    let below = u64::from(limits::FILL_URGENT - fill.max(limits::FILL_DESTAGE));
+    took * (4 * below) / u64::from(limits::FILL_URGENT - limits::FILL_DESTAGE)
+}
+
+fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
+    if group.failed.borrow().is_some() {
+        return Next::End;
+    }
+    let mut state = group.state.borrow_mut();
+    let position = *group.journal.borrow();
+    for device in &group.devices {
+        if let Some(news) = device.slow_news() {
+            state.event(StoreEvent::Slow(news));
+        }
+    }
+    if group.closing.get() {
+        // The log has ended first, so nothing is in flight.
+        if !group.log_ended.get() {
+            return Next::Wait(None);
+        }
+        let unsaved = state.components.values().any(|c| c.unsaved_from.is_some() || !c.saved);
+        let clean = position.used == 0 && state.overlay_blocks == 0 && !unsaved;
+        return if clean && state.graves.is_empty() { Next::End } else { Next::Checkpoint };
+    }
+    let region = state.geometry.journal;
+    let small_state: usize = state
+        .components
+        .values()
+        .filter(|c| c.unsaved_from.is_some_and(|s| s < state.head_segment) || !c.saved)
+        .map(|c| c.encoded_len() + 64)
+        .sum();
+    let too_dirty = |i: usize| {
+        let max = state.space[i].dirty_pages_max;
+        state.overlay_chunks[i] as usize + limits::ROUND_CHUNKS > max as usize
+    };
+    if position.used > region.len / 2
+        || state.overlay_blocks > state.overlay_max * 3 / 4
+        || small_state > atoll_format::chunk::JOURNAL_BATCH_MAX / 2
+        || (0..state.space.len()).any(too_dirty)
+    {
+        return Next::Checkpoint;
+    }
+    let now = group.world.now();
+    let fill = state.log_fill();
+    let has_blocks = state.index_blocks > 0;
+    let can_trim = trim_to(&state, &BTreeMap::new()) > state.trim_below;
+    let idle_at = state.last_write + limits::IDLE_DESTAGE;
+    let urgent = state.head_waits || fill >= limits::FILL_URGENT;
+    state.wake_at_fill = limits::FILL_DESTAGE;
+    if has_blocks || can_trim {
+        if urgent {
+            return Next::Round;
+        }
+        if fill >= limits::FILL_DESTAGE || now >= idle_at {
+            if now < rest_until {
+                state.wake_at_fill = limits::FILL_URGENT;
+                return Next::Wait(Some(rest_until));
+            }
+            return Next::Round;
+        }
+        return Next::Wait(Some(idle_at));
+    }
+    let checkpoint_at = state.last_write + limits::IDLE_CHECKPOINT;
+    if position.used > 0 {
+        if now >= checkpoint_at {
+            return Next::Checkpoint;
+        }
+        return Next::Wait(Some(checkpoint_at));
+    }
+    state.wake_at_fill = 0;
+    Next::Wait(None)
+}
+
+/// The first segment that is still needed once `less` (live blocks by place in the ring) are gone.
+fn trim_to(state: &State, less: &BTreeMap<usize, u64>) -> u64 {
+    let mut segment = state.trim_below;
+    while segment < state.head_segment {
+        let index = (segment % state.geometry.segments) as usize;
+        if state.ring[index].live > less.get(&index).copied().unwrap_or(0) {
+            break;
+        }
+        segment += 1;
+    }
+    segment
+}
+
+/// One chunk of a round: what of it lay in the log when the round began.
+struct Task {
+    local: u32,
+    chunk: u32,
+    capacity: usize,
+    pending: Vec<Pending>,
+    whole: Option<Whole>,
+    newest: Seq,
+    entry: ChunkEntry,
+    /// A slot that the round has taken for it.
+    new_slot: Option<u32>,
+    /// Its bytes, by index into `pending`; none: damaged or without bytes.
+    bytes: Vec<Option<Buf>>,
+    /// Whether any block of it will have bytes at home.
+    keeps_slot: bool,
+}
+
+impl Task {
+    fn slot(&self) -> u32 {
+        self.new_slot.unwrap_or(self.entry.slot)
+    }
+}
+
+fn select(state: &mut State) -> Vec<Task> {
+    let mut tasks: Vec<Task> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut blocks = 0;
+    for segment in state.trim_below..=state.head_segment {
+        let index = (segment % state.geometry.segments) as usize;
+        while blocks < limits::ROUND_BLOCKS && tasks.len() < limits::ROUND_CHUNKS {
+            let Some((local, chunk)) = state.ring[index].chunks.pop_front() else { break };
+            if !seen.insert((local, chunk)) {
+                continue;
+            }
+            let Some(c) = state.components.get(&local) else { continue };
+            let Some(hot) = c.hot.get(&chunk) else { continue };
+            if hot.pending.is_empty() && hot.whole.is_none() {
+                continue;
+            }
+            blocks += hot.pending.len().max(1);
+            tasks.push(Task {
+                local,
+                chunk,
+                capacity: usize::from(c.device),
+                bytes: vec![None; hot.pending.len()],
+                pending: hot.pending.clone(),
+                whole: hot.whole,
+                newest: hot.newest,
+                entry: c.table.get(chunk),
+                new_slot: None,
+                keeps_slot: true,
+            });
+        }
+    }
+    tasks
+}
+
+/// One round; an error means that a device failed.
+async fn round<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
+    let mut tasks = select(&mut group.state.borrow_mut());
+    read_log(group, &mut tasks).await;
+    decide_slots(group, &mut tasks).await;
+    take_slots(group, &mut tasks)?;
+    tasks.sort_by_key(|t| (t.capacity, t.slot(), t.local, t.chunk));
+    if write_home(group, &tasks).await.is_err() {
+        put_back(group, &tasks);
+        return Err(());
+    }
+    let (records, trim_below) = {
+        let mut state = group.state.borrow_mut();
+        let less = leaving(&state, &tasks);
+        let trim_below = trim_to(&state, &less);
+        if tasks.is_empty() && trim_below == state.trim_below {
+            return Ok(());
+        }
+        (describe(&mut state, &tasks, trim_below), trim_below)
+    };
+    let region = group.state.borrow().geometry.journal;
+    assert!(
+        group.journal.borrow().has_room(region, records.body.len()),
+        "a checkpoint is taken while half of the journal is free"
+    );
+    journal::write(group, records, trim_below).await?;
+    let mut state = group.state.borrow_mut();
+    for task in &tasks {
+        install(&mut state, task);
+    }
+    state.trim_below = trim_below;
+    while state.graves.front().is_some_and(|&(segment, _)| segment < trim_below) {
+        state.graves.pop_front();
+    }
+    Ok(())
+}
+
+/// Reads the payload of all tasks, joined where it lies together.
+async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
+    let mut wanted: Vec<(u32, usize, usize)> = Vec::new();
+    for (t, task) in tasks.iter().enumerate() {
+        for (p, pending) in task.pending.iter().enumerate() {
+            if pending.state() == BlockState::Raw {
+                wanted.push((pending.at, t, p));
+            }
+        }
+    }
+    wanted.sort_unstable();
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &(at, _, _) in &wanted {
+        match runs.last_mut() {
+            Some((first, count))
+                if at < *first + *count + limits::READ_GAP_BLOCKS
+                    && at - *first < BLOCKS_PER_CHUNK =>
+            {
+                *count = at - *first + 1;
+            }
+            _ => runs.push((at, 1)),
+        }
+    }
+    let reads = runs.into_iter().map(|(first, count)| async move {
+        let at = u64::from(first) * BLOCK;
+        (first, count, group.log_device().read(at, count * BLOCK as u32).await)
+    });
+    let mut reads = stream::iter(reads).buffered(limits::BACKGROUND_DEPTH);
+    let mut next = 0;
+    while let Some((first, count, result)) = reads.next().await {
+        if let Err(e) = &result {
+            group.device_failed(0, e);
+        }
+        while let Some(&(at, t, p)) = wanted.get(next)
+            && at < first + count
+        {
+            next += 1;
+            let pending = tasks[t].pending[p];
+            let mut good = None;
+            if let Ok(bytes) = &result {
+                let from = (at - first) as usize * BLOCK_LEN;
+                let block = bytes.slice(from..from + BLOCK_LEN);
+                good = (crc(&block) == pending.crc).then_some(block);
+            }
+            if good.is_none() {
+                // Once more, alone: a transfer may fail where the medium is good.
+                if let Ok(block) =
+                    group.log_device().read(u64::from(at) * BLOCK, BLOCK as u32).await
+                {
+                    good = (crc(&block) == pending.crc).then_some(block);
+                }
+            }
+            if good.is_none() {
+                sometimes!("store.destage.bad_log_block");
+                let block = tasks[t].chunk * BLOCKS_PER_CHUNK + u32::from(pending.block());
+                group.state.borrow_mut().mark_bad(tasks[t].local, block);
+            }
+            tasks[t].bytes[p] = good;
+        }
+    }
+}
+
+/// Finds out which chunks have no bytes left and free their slots.
+async fn decide_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
+    for task in tasks.iter_mut() {
+        let any_bytes = task.bytes.iter().any(Option::is_some);
+        let removes = task.whole.is_some() || task.bytes.iter().any(Option::is_none);
+        if any_bytes || task.entry.slot == NONE || !removes {
+            task.keeps_slot = any_bytes || task.entry.slot != NONE;
+            continue;
+        }
+        if task.whole.is_some() {
+            task.keeps_slot = false;
+            continue;
+        }
+        let page = checkpoint::load_page(group, task.local, task.chunk).await;
+        let state = group.state.borrow();
+        let hot = state.components.get(&task.local).and_then(|c| c.hot.get(&task.chunk));
+        let stays = |block: u8| {
+            if task.pending.binary_search_by_key(&block, Pending::block).is_ok() {
+                return false;
+            }
+            let entry = hot
+                .and_then(|h| h.overlay_at(block))
+                .or_else(|| page.as_ref().map(|p: &Page| p.entry(block)))
+                .unwrap_or_else(|| task.entry.base());
+            entry.state == BlockState::Raw
+        };
+        task.keeps_slot = (0..=u8::MAX).any(stays);
+    }
+}
+
+/// Takes the slots that were set aside for new chunks.
+fn take_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) -> Result<(), ()> {
+    let mut state_guard = group.state.borrow_mut();
+    for task in tasks.iter_mut() {
+        if !task.keeps_slot || task.entry.slot != NONE {
+            continue;
+        }
+        let state = &mut *state_guard;
+        let space = &mut state.space[task.capacity];
+        task.new_slot = space.slots.allocate();
+        // The promise is kept by the slot itself from here on.
+        let hot = state.components.get_mut(&task.local).and_then(|c| c.hot.get_mut(&task.chunk));
+        if let Some(hot) = hot
+            && std::mem::take(&mut hot.slot_reserved)
+        {
+            space.slots_reserved -= 1;
+        }
+        if task.new_slot.is_none() {
+            drop(state_guard);
+            group.fail("no slot for data that was accepted: space accounting is wrong");
+            return Err(());
+        }
+    }
+    Ok(())
+}
+
+/// Writes all bytes home and flushes.
+async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<(), ()> {
+    let mut writes: Vec<(usize, u64, Vec<Buf>)> = Vec::new();
+    {
+        let state = group.state.borrow();
+        for task in tasks {
+            let place = state.geometry.capacity[task.capacity];
+            let slot = task.slot();
+            for (pending, bytes) in task.pending.iter().zip(&task.bytes) {
+                let Some(bytes) = bytes else { continue };
+                let block =
+                    u64::from(slot) * u64::from(BLOCKS_PER_CHUNK) + u64::from(pending.block());
+                let at = place.slots.at + block * BLOCK;
+                match writes.last_mut() {
+                    Some((device, first, data))
+                        if *device == place.device
+                            && *first + data.len() as u64 * BLOCK == at
+                            && data.len() < BLOCKS_PER_CHUNK as usize =>
+                    {
+                        data.push(bytes.clone());
+                    }
+                    _ => writes.push((place.device, at, vec![bytes.clone()])),
+                }
+            }
+        }
+    }
+    let devices: BTreeSet<usize> = writes.iter().map(|w| w.0).collect();
+    let bytes: u64 = writes.iter().map(|w| w.2.len() as u64 * BLOCK).sum();
+    let mut failed = false;
+    {
+        let writes = writes.into_iter().map(|(device, at, data)| async move {
+            (device, group.devices[device].write(at, data, Durability::Volatile).await)
+        });
+        let mut writes = stream::iter(writes).buffered(limits::BACKGROUND_DEPTH);
+        while let Some((device, result)) = writes.next().await {
+            if let Err(e) = result {
+                group.device_failed(device, &e);
+                failed = true;
+            }
+        }
+    }
+    for device in devices {
+        if let Err(e) = group.devices[device].flush().await {
+            group.device_failed(device, &e);
+            failed = true;
+        }
+    }
+    if failed {
+        return Err(());
+    }
+    group.state.borrow_mut().counters.destaged_bytes += bytes;
+    Ok(())
+}
+
+/// A device failed in the middle: what the other devices were to get is left for the next round.
+fn put_back<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) {
+    sometimes!("store.destage.put_back");
+    let mut state = group.state.borrow_mut();
+    let oldest = (state.trim_below % state.geometry.segments) as usize;
+    for task in tasks {
+        if let Some(slot) = task.new_slot {
+            state.space[task.capacity].slots.free(slot);
+            promise(&mut state, task.local, task.chunk);
+        }
+        state.ring[oldest].chunks.push_front((task.local, task.chunk));
+    }
+}
+
+/// Live blocks that a round takes from each segment: those that are still the newest.
+fn leaving(state: &State, tasks: &[Task]) -> BTreeMap<usize, u64> {
+    let mut less = BTreeMap::new();
+    for task in tasks {
+        let Some(hot) = state.components.get(&task.local).and_then(|c| c.hot.get(&task.chunk))
+        else {
+            continue;
+        };
+        let pending = task.pending.iter().filter(|p| hot.pending_at(p.block()) == Some(p));
+        let whole = task.whole.filter(|w| hot.whole == Some(*w));
+        for at in pending.map(|p| p.at).chain(whole.map(|w| w.at)) {
+            *less.entry(state.geometry.ring_index(at)).or_insert(0) += 1;
+        }
+    }
+    less
+}
+
+/// The journal records of a round.
+fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
+    let mut records = Records::default();
+    let in_round: BTreeSet<u32> = tasks.iter().map(|t| t.local).collect();
+    let mut bytes = Vec::new();
+    for c in state.components.values_mut() {
+        let trimmed = c.unsaved_from.is_some_and(|s| s < trim_below);
+        let unknown = !c.saved && in_round.contains(&c.local);
+        if c.durable && (trimmed || unknown) {
+            bytes.clear();
+            c.encode(0, &mut bytes);
+            records.push_component(c.local, &bytes);
+            c.saved = true;
+            c.unsaved_from = None;
+            c.committed_logged = c.promise.committed;
+        }
+    }
+    for &(segment, local) in &state.graves {
+        if segment < trim_below {
+            records.push(JournalKind::Gone, |r| r.component = local.into());
+        }
+    }
+    for task in tasks {
+        let Some(c) = state.components.get(&task.local) else { continue };
+        if let Some(whole) = task.whole {
+            records.push(JournalKind::Whole, |r| {
+                r.component = task.local.into();
+                r.block = task.chunk.into();
+                r.state = whole.entry().state as u8;
+                r.seq = whole.seq.0.into();
+            });
+        }
+        let slot = if task.keeps_slot { task.slot() } else { NONE };
+        records.push(JournalKind::Chunk, |r| {
+            r.component = task.local.into();
+            r.block = task.chunk.into();
+            r.slot = slot.into();
+            r.seq = task.newest.0.into();
+        });
+        let mut run: Option<(u32, u16, BlockEntry)> = None;
+        let mut push = |first: u32, count: u16, entry: BlockEntry| {
+            records.push(JournalKind::Blocks, |r| {
+                r.component = task.local.into();
+                r.block = first.into();
+                r.count = count.into();
+                r.state = entry.state as u8;
+                r.seq = entry.seq.0.into();
+                r.crc = entry.crc.into();
+            });
+        };
+        for (pending, bytes) in task.pending.iter().zip(&task.bytes) {
+            let block = task.chunk * BLOCKS_PER_CHUNK + u32::from(pending.block());
+            let good = bytes.is_some() || pending.state() != BlockState::Raw;
+            let entry = home_entry(c, block, pending, good);
+            match &mut run {
+                Some((first, count, same))
+                    if *same == entry
+                        && entry.state != BlockState::Raw
+                        && *first + u32::from(*count) == block =>
+                {
+                    *count += 1;
+                }
+                _ => {
+                    if let Some((first, count, entry)) = run.replace((block, 1, entry)) {
+                        push(first, count, entry);
+                    }
+                }
+            }
+        }
+        if let Some((first, count, entry)) = run {
+            push(first, count, entry);
+        }
+    }
+    records
+}
+
+/// The journal has it: the chunk's home is what the task made of it.
+fn install(state: &mut State, task: &Task) {
+    let Some(c) = state.components.get_mut(&task.local) else {
+        // Deleted meanwhile: its slots are free again, this one was not yet among them.
+        if let Some(slot) = task.new_slot {
+            state.space[task.capacity].slots.free(slot);
+        }
+        return;
+    };
+    let overlay: Vec<Overlay> = task
+        .pending
+        .iter()
+        .zip(&task.bytes)
+        .map(|(p, bytes)| {
+            let block = task.chunk * BLOCKS_PER_CHUNK + u32::from(p.block());
+            let good = bytes.is_some() || p.state() != BlockState::Raw;
+            Overlay::new(p.block(), home_entry(c, block, p, good))
+        })
+        .collect();
+    let hot = c.hot.entry(task.chunk).or_default();
+    let snapshot: FixedMap<u8, Pending> = task.pending.iter().map(|p| (p.block(), *p)).collect();
+    let mut left = Vec::new();
+    hot.pending.retain(|p| {
+        let same = snapshot.get(&p.block()) == Some(p);
+        if same {
+            left.push(p.at);
+        }
+        !same
+    });
+    hot.pending.shrink_to_fit();
+    if let Some(whole) = task.whole
+        && hot.whole == Some(whole)
+    {
+        hot.whole = None;
+        left.push(whole.at);
+    }
+    c.log_live -= left.len() as u64;
+    let home = Home {
+        whole: task.whole.map(|w| w.entry()),
+        slot: if task.keeps_slot { task.slot() } else { NONE },
+        newest: task.newest,
+        overlay: &overlay,
+    };
+    let (slot, page) = set_home(state, task.local, task.chunk, &home);
+    let space = &mut state.space[task.capacity];
+    if let Some(slot) = slot {
+        space.slots.free(slot);
+    }
+    space.retired_pages.extend(page);
+    if page.is_some() {
+        state.cache.remove((task.local, task.chunk));
+    }
+    promise(state, task.local, task.chunk);
+    for at in left {
+        let index = state.geometry.ring_index(at);
+        state.ring[index].live -= 1;
+        state.index_blocks -= 1;
+    }
+    state.settle(task.local, task.chunk);
+}
+
+/// What a round, or the journal, says of a chunk.
+pub(crate) struct Home<'a> {
+    /// All blocks first became this.
+    pub whole: Option<BlockEntry>,
+    pub slot: u32,
+    pub newest: Seq,
+    pub overlay: &'a [Overlay],
+}
+
+/// Changes a chunk's home in memory; returns the slot and the page that it no longer needs.
+pub(crate) fn set_home(
+    state: &mut State,
+    local: u32,
+    chunk: u32,
+    home: &Home<'_>,
+) -> (Option<u32>, Option<u32>) {
+    let Some(c) = state.components.get_mut(&local) else { return (None, None) };
+    let device = usize::from(c.device);
+    let mut entry = c.table.get(chunk);
+    let hot = c.hot.entry(chunk).or_default();
+    let mut old_page = None;
+    if let Some(base) = home.whole {
+        state.overlay_blocks -= hot.overlay.len() as u64;
+        state.overlay_chunks[device] -= u32::from(!hot.overlay.is_empty());
+        hot.overlay = Vec::new();
+        old_page = (entry.page != NONE).then_some(entry.page);
+        entry.page = NONE;
+        entry.page_crc = 0;
+        entry.base_seq = base.seq;
+        entry.base_zero = base.state == BlockState::Zero;
+    }
+    state.overlay_chunks[device] += u32::from(hot.overlay.is_empty() && !home.overlay.is_empty());
+    state.overlay_blocks += hot.put_overlay(home.overlay) as u64;
+    let old_slot = (entry.slot != NONE && entry.slot != home.slot).then_some(entry.slot);
+    c.slots_used -= u32::from(entry.slot != NONE);
+    c.slots_used += u32::from(home.slot != NONE);
+    entry.slot = home.slot;
+    entry.max_seq = entry.max_seq.max(home.newest);
+    state.set_entry(local, chunk, entry);
+    (old_slot, old_page)
+}
+
+/// Sets aside slot and page for what is still in the log or queued, when the chunk has just lost
+/// its own: the space is there, because it was in use until now.
+fn promise(state: &mut State, local: u32, chunk: u32) {
+    let Some(c) = state.components.get_mut(&local) else { return };
+    let Some(hot) = c.hot.get_mut(&chunk) else { return };
+    let entry = c.table.get(chunk);
+    let space = &mut state.space[usize::from(c.device)];
+    let raw = hot.pending.iter().any(|p| p.state() == BlockState::Raw);
+    if entry.slot == NONE && !hot.slot_reserved && (raw || hot.queued > 0) {
+        hot.slot_reserved = true;
+        space.slots_reserved += 1;
+    }
+    let partial = !hot.pending.is_empty() || !hot.overlay.is_empty() || hot.queued > 0;
+    if entry.page == NONE && !hot.page_reserved && partial {
+        hot.page_reserved = true;
+        space.pages_reserved += 1;
+    }
+}

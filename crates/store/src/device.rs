@@ -1,0 +1,180 @@
+//! One device of a group: every request has a deadline, and a device that failed stays failed.
+//!
+//! A failed write or flush leaves nothing known of unflushed data, so neither is ever tried again
+//! (`reliability.md` 6.9). A failed read is the caller's to judge. A request that does not come
+//! back in time fails the device; its late completion is ignored, because its future is dropped
+//! and its buffers belong to the world.
+
+use atoll_world::sync::Notify;
+use atoll_world::{Buf, Disk, Durability, Nanos, World};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Why a request gave no result.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceError {
+    /// The device answered with an error to a read; it may still be good elsewhere.
+    Read(String),
+    /// The device is out of use.
+    Failed(String),
+}
+
+/// See the file. Clones are the same device.
+pub(crate) struct Device<W: World>(Rc<Inner<W>>);
+
+impl<W: World> Clone for Device<W> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Inner<W: World> {
+    world: W,
+    disk: W::Disk,
+    name: String,
+    deadline: Nanos,
+    failed: RefCell<Option<String>>,
+    /// Notified when any device of the group fails.
+    changed: Notify,
+    errors: Cell<u64>,
+    /// Smoothed latency of writes, in ns, quick and slow to follow.
+    quick: Cell<u64>,
+    slow: Cell<u64>,
+    slow_told: Cell<bool>,
+}
+
+impl<W: World> Device<W> {
+    pub(crate) fn new(
+        world: W,
+        disk: W::Disk,
+        name: String,
+        deadline: Nanos,
+        changed: Notify,
+    ) -> Self {
+        Self(Rc::new(Inner {
+            world,
+            disk,
+            name,
+            deadline,
+            failed: RefCell::new(None),
+            changed,
+            errors: Cell::new(0),
+            quick: Cell::new(0),
+            slow: Cell::new(0),
+            slow_told: Cell::new(false),
+        }))
+    }
+
+    /// Errors it has answered with.
+    pub(crate) fn errors(&self) -> u64 {
+        self.0.errors.get()
+    }
+
+    /// Takes it out of use for good.
+    pub(crate) fn fail(&self, why: &str) -> DeviceError {
+        let text = self
+            .0
+            .failed
+            .borrow_mut()
+            .get_or_insert_with(|| format!("{}: {why}", self.0.name))
+            .clone();
+        self.0.changed.notify_all();
+        DeviceError::Failed(text)
+    }
+
+    fn usable(&self) -> Result<(), DeviceError> {
+        match &*self.0.failed.borrow() {
+            Some(text) => Err(DeviceError::Failed(text.clone())),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) async fn read(&self, at: u64, len: u32) -> Result<Buf, DeviceError> {
+        self.usable()?;
+        let inner = &*self.0;
+        let by = inner.world.now() + inner.deadline;
+        match inner.world.timeout_at(by, inner.disk.read(at, len)).await {
+            Ok(Ok(bytes)) if bytes.len() == len as usize => Ok(bytes),
+            Ok(Ok(bytes)) => {
+                inner.errors.set(inner.errors.get() + 1);
+                Err(DeviceError::Read(format!("short read at {at}: {} of {len}", bytes.len())))
+            }
+            Ok(Err(e)) => {
+                inner.errors.set(inner.errors.get() + 1);
+                Err(DeviceError::Read(format!("read at {at} failed: {e}")))
+            }
+            Err(_) => {
+                inner.errors.set(inner.errors.get() + 1);
+                Err(self.fail(&format!("read at {at} did not return in {:?}", inner.deadline)))
+            }
+        }
+    }
+
+    pub(crate) async fn write(
+        &self,
+        at: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> Result<(), DeviceError> {
+        self.usable()?;
+        let inner = &*self.0;
+        let begun = inner.world.now();
+        let done = inner
+            .world
+            .timeout_at(begun + inner.deadline, inner.disk.write(at, data, durability))
+            .await;
+        self.judge(&format!("write at {at}"), done)?;
+        self.note_latency(inner.world.now().since(begun));
+        Ok(())
+    }
+
+    pub(crate) async fn flush(&self) -> Result<(), DeviceError> {
+        self.usable()?;
+        let inner = &*self.0;
+        let by = inner.world.now() + inner.deadline;
+        let done = inner.world.timeout_at(by, inner.disk.flush()).await;
+        self.judge("flush", done)
+    }
+
+    fn judge(
+        &self,
+        what: &str,
+        done: Result<std::io::Result<()>, atoll_world::Elapsed>,
+    ) -> Result<(), DeviceError> {
+        let why = match done {
+            // Failed while this request was under way: what it says no longer counts.
+            Ok(Ok(())) => return self.usable(),
+            Ok(Err(e)) => format!("{what} failed: {e}"),
+            Err(_) => format!("{what} did not return in {:?}", self.0.deadline),
+        };
+        self.0.errors.set(self.0.errors.get() + 1);
+        Err(self.fail(&why))
+    }
+
+    /// Follows the latency of writes: 1/16 of the way at once, 1/1024 of it for comparison.
+    fn note_latency(&self, took: Nanos) {
+        let inner = &*self.0;
+        let follow = |old: u64, shift: u32| {
+            if old == 0 { took.0 } else { old - (old >> shift) + (took.0 >> shift) }
+        };
+        inner.quick.set(follow(inner.quick.get(), 4));
+        inner.slow.set(follow(inner.slow.get(), 10));
+    }
+
+    /// Says once per spell that the device is ten times slower than it was, and above 20 ms.
+    pub(crate) fn slow_news(&self) -> Option<String> {
+        let inner = &*self.0;
+        let (quick, slow) = (inner.quick.get(), inner.slow.get());
+        let is_slow = quick > 20_000_000 && quick > 10 * slow;
+        if !is_slow {
+            if quick < 2 * slow {
+                inner.slow_told.set(false);
+            }
+            return None;
+        }
+        if inner.slow_told.replace(true) {
+            return None;
+        }
+        Some(format!("{}: writes take {:?}, before {:?}", inner.name, Nanos(quick), Nanos(slow)))
+    }
+}

@@ -1,0 +1,114 @@
+//! What the parts of a running store share: its devices, its state, its wake-ups.
+//!
+//! Invariant: no borrow of the state lives across an await.
+
+use crate::device::{Device, DeviceError};
+use crate::journal::JournalPosition;
+use crate::log::LogQueue;
+use crate::state::State;
+use atoll_format::id::GroupId;
+use atoll_world::World;
+use atoll_world::components::{StoreError, StoreEvent};
+use atoll_world::sync::Notify;
+use std::cell::{Cell, RefCell};
+
+/// See the file.
+pub(crate) struct Group<W: World> {
+    pub world: W,
+    pub id: GroupId,
+    pub devices: Vec<Device<W>>,
+    pub state: RefCell<State>,
+    pub queue: RefCell<LogQueue>,
+    pub journal: RefCell<JournalPosition>,
+    /// Why nothing works any more.
+    pub failed: RefCell<Option<String>>,
+    /// Told when a device or the group fails.
+    pub health: Notify,
+    /// Told when the log has something to write.
+    pub log_work: Notify,
+    /// Told when destage may have something to do, or is asked to stop.
+    pub mover_work: Notify,
+    /// Told when segments of the log became free.
+    pub trimmed: Notify,
+    /// Told when a background task has ended.
+    pub ended: Notify,
+    /// Close was called: no new operations, tasks end when they are done.
+    pub closing: Cell<bool>,
+    pub log_ended: Cell<bool>,
+    pub mover_ended: Cell<bool>,
+}
+
+impl<W: World> Group<W> {
+    /// The device of the log.
+    pub(crate) fn log_device(&self) -> &Device<W> {
+        &self.devices[0]
+    }
+
+    /// Refuses calls to a store that has failed or is closed.
+    pub(crate) fn usable(&self) -> Result<(), StoreError> {
+        match &*self.failed.borrow() {
+            Some(why) => Err(StoreError::Failed(why.clone())),
+            None if self.closing.get() => Err(StoreError::Failed("it is being closed".into())),
+            None => Ok(()),
+        }
+    }
+
+    /// The error of a call that was waiting when the store failed or closed.
+    pub(crate) fn gone(&self) -> StoreError {
+        let why = self.failed.borrow().clone();
+        StoreError::Failed(why.unwrap_or_else(|| "it is being closed".into()))
+    }
+
+    /// Takes the group out of use for good: everything queued is answered with the reason.
+    pub(crate) fn fail(&self, why: &str) {
+        {
+            let mut failed = self.failed.borrow_mut();
+            if failed.is_some() {
+                return;
+            }
+            *failed = Some(why.to_string());
+        }
+        self.state.borrow_mut().event(StoreEvent::Failed(why.to_string()));
+        // Dropping the operations drops their senders, and so answers them.
+        let dropped = self.queue.borrow_mut().clear();
+        drop(dropped);
+        self.health.notify_all();
+        self.log_work.notify_all();
+        self.mover_work.notify_all();
+        self.trimmed.notify_all();
+    }
+
+    /// Judges a failed request: the log's device takes the group with it, a capacity device of
+    /// several takes its components.
+    pub(crate) fn device_failed(&self, device: usize, error: &DeviceError) {
+        self.state.borrow_mut().counters.device_errors += 1;
+        let DeviceError::Failed(why) = error else { return };
+        if device == 0 {
+            return self.fail(why);
+        }
+        self.fail_capacity(device, why);
+    }
+
+    fn fail_capacity(&self, device: usize, why: &str) {
+        let mut state = self.state.borrow_mut();
+        let Some(index) = state.geometry.capacity.iter().position(|c| c.device == device) else {
+            return;
+        };
+        if std::mem::replace(&mut state.capacity_failed[index], true) {
+            return;
+        }
+        state.event(StoreEvent::Failed(why.to_string()));
+        // What waits in the log for that device will never get there: it must not pin the log.
+        let locals: Vec<u32> = state
+            .components
+            .values()
+            .filter(|c| usize::from(c.device) == index)
+            .map(|c| c.local)
+            .collect();
+        for local in locals {
+            state.forget_pending(local);
+        }
+        drop(state);
+        self.mover_work.notify_all();
+    }
+}

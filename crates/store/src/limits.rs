@@ -1,0 +1,130 @@
+//! Every bound of the store, with the arithmetic behind it.
+
+use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
+use atoll_world::Nanos;
+
+/// Smallest device that is accepted.
+pub const DEVICE_MIN: u64 = 1 << 30;
+/// Segments of the log are this long, and shorter only where fewer than [`SEGMENTS_WANTED`] fit.
+pub const SEGMENT_MAX: u64 = 64 << 20;
+/// Shortest segment: four of the largest batches.
+pub const SEGMENT_MIN: u64 = 4 << 20;
+/// So many segments make trimming smooth: one is 1/16 of the log.
+pub const SEGMENTS_WANTED: u64 = 16;
+/// With fewer, sealing and trimming would stall each other.
+pub const SEGMENTS_MIN: u64 = 4;
+/// Largest log by default: 32 GiB hold 60 s of 500 MB/s.
+pub const LOG_MAX_DEFAULT: u64 = 32 << 30;
+
+/// Payload blocks in one batch: 2 MiB, where a durable write costs about what its bytes cost.
+pub const BATCH_BLOCKS: u32 = 512;
+/// Operations in one batch: their descriptors are 32 KiB.
+pub const BATCH_OPS: u32 = 512;
+/// Committed hints that ride in one batch.
+pub const BATCH_HINTS: usize = 64;
+/// Without new operations for so long, the last batch is covered by an empty one, so that the
+/// log itself proves it durable.
+pub const MARKER_AFTER: Nanos = Nanos::from_ms(250);
+/// Operations waiting for the log. Callers bound what is in flight; this stops one that does not.
+pub const QUEUE_OPS_MAX: usize = 65_536;
+
+/// Components of one group; scaled down on small devices.
+pub const COMPONENTS_MAX: u32 = 4_096;
+/// Bytes of the checkpoint set aside for each component's own record: clients and operations
+/// above committed of an ordinary one take 200 to 2 000.
+pub const COMPONENT_RECORD_BYTES: u64 = 4_096;
+/// Clients that are remembered per component; the one used longest ago is forgotten.
+pub const CLIENTS_MAX: usize = 64;
+/// A client's numbers above its settled ones.
+pub const CLIENT_NUMBERS_MAX: u32 = 4_096;
+/// Operations above committed, per component: `OPS_IN_FLIGHT_MAX` of the format.
+pub const UNCOMMITTED_MAX: usize = atoll_format::units::OPS_IN_FLIGHT_MAX as usize;
+
+/// Metadata journal per TiB of capacity (`store.md` rule 16).
+pub const JOURNAL_PER_TIB: u64 = 128 << 20;
+/// Smallest journal: four of its largest batches; 64 MiB on devices of 16 GiB and more.
+pub const JOURNAL_MIN: u64 = 16 << 20;
+/// See [`JOURNAL_MIN`].
+pub const JOURNAL_MIN_LARGE: u64 = 64 << 20;
+
+/// Blocks moved in one destage round: 8 MiB in memory.
+pub const ROUND_BLOCKS: usize = 2_048;
+/// Chunks of one destage round.
+pub const ROUND_CHUNKS: usize = 512;
+/// Device requests of destage, scrub and checkpoint in flight.
+pub const BACKGROUND_DEPTH: usize = 16;
+/// Log reads of destage are joined over gaps of so many blocks.
+pub const READ_GAP_BLOCKS: u32 = 4;
+
+/// The log may be so full, of 255, before destage starts while guests write.
+pub const FILL_DESTAGE: u8 = 24;
+/// From here on destage does not pause: half full.
+pub const FILL_URGENT: u8 = 128;
+/// From here on writers are slowed: 60 %.
+pub const FILL_SLOW: u8 = 153;
+/// Largest delay of one write.
+pub const DELAY_MAX: Nanos = Nanos::from_ms(100);
+/// Without writes for so long, the log is destaged to its end.
+pub const IDLE_DESTAGE: Nanos = Nanos::from_secs(2);
+/// Without writes for so long, a checkpoint is taken.
+pub const IDLE_CHECKPOINT: Nanos = Nanos::from_secs(60);
+
+/// A device that does not answer for so long has failed.
+pub const IO_DEADLINE: Nanos = Nanos::from_secs(5);
+/// What is set aside for an announced append is kept for so long.
+pub const HOLD: Nanos = Nanos::from_secs(10);
+/// Reads that find their place changed under them try again; each change is an operation that
+/// became durable or a destage round, so a few are enough.
+pub const READ_RETRIES: usize = 16;
+/// Blocks remembered as bad per component; more are found again when they are read.
+pub const BAD_BLOCKS_MAX: usize = 65_536;
+/// Events kept until they are taken.
+pub const EVENTS_MAX: usize = 1_024;
+
+/// Memory of the page cache, by default, per TiB of capacity.
+pub const CACHE_PER_TIB: u64 = 128 << 20;
+/// Smallest page cache.
+pub const CACHE_MIN: u64 = 4 << 20;
+/// Dirty block records in memory per TiB (16 bytes each: 64 MiB).
+pub const OVERLAY_PER_TIB: u64 = 4 << 20;
+/// Smallest bound of dirty block records: 1 MiB.
+pub const OVERLAY_MIN: u64 = 64 << 10;
+/// Bytes of memory of one block in the log's index.
+pub const INDEX_ENTRY_BYTES: u64 = 16;
+/// Bytes of memory of one dirty block record.
+pub const OVERLAY_ENTRY_BYTES: u64 = 16;
+/// Bytes of memory of one chunk table entry.
+pub const CHUNK_ENTRY_BYTES: u64 = 32;
+
+/// Slots kept back when the group is full (`store.md` rule 22): 1 %, 64 on ordinary devices.
+pub fn reserve_slots(slots: u32) -> u32 {
+    (slots / 100).max((slots / 16).min(64))
+}
+
+/// Chunk table entries for so many slots: three tombstones for each slot.
+pub fn entries_for(slots: u64) -> u64 {
+    4 * slots + 65_536
+}
+
+/// Pages that may be dirty, and so twice on the device, at once.
+pub fn dirty_pages_max(slots: u32) -> u32 {
+    (slots / 2).max(1_024)
+}
+
+/// Pages for so many slots: one each, a quarter more for chunks without a slot, and the dirty
+/// ones twice.
+pub fn pages_for(slots: u32) -> u32 {
+    slots + slots / 4 + 1_024 + dirty_pages_max(slots)
+}
+
+const _: () = {
+    assert!(SEGMENT_MIN >= 4 * (BATCH_BLOCKS as u64 / 2) * BLOCK);
+    assert!(BATCH_BLOCKS >= BLOCKS_PER_CHUNK);
+    assert!(BATCH_OPS >= BLOCKS_PER_CHUNK);
+    assert!(BATCH_OPS + BATCH_HINTS as u32 <= atoll_format::log::BATCH_OPS_MAX);
+    assert!(BATCH_BLOCKS <= atoll_format::log::BATCH_BLOCKS_MAX);
+    assert!(FILL_DESTAGE < FILL_URGENT && FILL_URGENT < FILL_SLOW);
+    assert!(ROUND_BLOCKS >= BLOCKS_PER_CHUNK as usize);
+    assert!(DEVICE_MIN > 16 * CHUNK + JOURNAL_MIN);
+    assert!(JOURNAL_MIN >= 4 * atoll_format::chunk::JOURNAL_BATCH_MAX as u64);
+};

@@ -1,0 +1,146 @@
+//! Background scrub: reads and verifies every block that has bytes, in the log and at home.
+//!
+//! What does not match is marked, counted and reported; repair comes from another member. The rate
+//! is bounded; a new pass replaces the one that runs.
+
+use crate::group::Group;
+use crate::read;
+use atoll_format::chunk::NONE;
+use atoll_format::id::ComponentId;
+use atoll_format::op::{BlockRange, BlockState};
+use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK};
+use atoll_world::components::{ScrubProgress, StoreError};
+use atoll_world::{Nanos, World};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Blocks verified by one read.
+const STEP: u16 = 64;
+
+/// Which pass is the present one.
+#[derive(Default)]
+pub(crate) struct ScrubTurn(Cell<u64>);
+
+/// Starts a pass.
+pub(crate) fn start<W: World>(
+    group: &Rc<Group<W>>,
+    turn: &Rc<ScrubTurn>,
+    only: Option<ComponentId>,
+    bytes_per_second: u64,
+) {
+    let mine = turn.0.get() + 1;
+    turn.0.set(mine);
+    let todo: Vec<ComponentId> = {
+        let mut state = group.state.borrow_mut();
+        let some: Vec<_> = state
+            .components
+            .values()
+            .filter(|c| c.durable && !c.deleting && only.is_none_or(|id| id == c.id))
+            .map(|c| (c.id, u64::from(c.slots_used) * u64::from(BLOCKS_PER_CHUNK) + c.log_live))
+            .collect();
+        let blocks_total = some.iter().map(|(_, blocks)| blocks).sum();
+        state.scrub = ScrubProgress { blocks_total, ..ScrubProgress::default() };
+        some.into_iter().map(|(id, _)| id).collect()
+    };
+    let pass = pass(group.clone(), turn.clone(), mine, todo, bytes_per_second.max(BLOCK));
+    group.world.spawn(pass);
+}
+
+async fn pass<W: World>(
+    group: Rc<Group<W>>,
+    turn: Rc<ScrubTurn>,
+    mine: u64,
+    todo: Vec<ComponentId>,
+    bytes_per_second: u64,
+) {
+    let mut due = group.world.now();
+    for id in todo {
+        let mut next = 0;
+        while let Some(chunk) = next_chunk(&group, id, next) {
+            next = chunk + 1;
+            // What cannot be read as a whole is found block by block below.
+            let Ok(tags) = read::tags(&group, id, chunk).await else { continue };
+            let raw: Vec<bool> = tags.iter().map(|t| t.state == BlockState::Raw).collect();
+            for (first, count) in runs(&raw) {
+                let stop =
+                    turn.0.get() != mine || group.closing.get() || group.failed.borrow().is_some();
+                if stop {
+                    return;
+                }
+                let start = chunk * BLOCKS_PER_CHUNK + first;
+                verify(&group, id, BlockRange { start, count }).await;
+                let bytes = u64::from(count) * BLOCK;
+                due = due.max(group.world.now())
+                    + Nanos(bytes.saturating_mul(1_000_000_000) / bytes_per_second);
+                if due > group.world.now() {
+                    group.world.sleep_until(due).await;
+                }
+            }
+        }
+    }
+    if turn.0.get() == mine {
+        group.state.borrow_mut().scrub.idle = true;
+    }
+}
+
+fn next_chunk<W: World>(group: &Group<W>, id: ComponentId, from: u32) -> Option<u32> {
+    let state = group.state.borrow();
+    let c = state.find(id).ok()?;
+    let mut from = from;
+    loop {
+        let chunk = c.next_chunk(from)?;
+        let in_log = c.hot.get(&chunk).is_some_and(|h| !h.pending.is_empty());
+        if in_log || c.table.get(chunk).slot != NONE {
+            return Some(chunk);
+        }
+        from = chunk + 1;
+    }
+}
+
+/// Runs of blocks with bytes, at most [`STEP`] long.
+fn runs(raw: &[bool]) -> Vec<(u32, u16)> {
+    let mut runs: Vec<(u32, u16)> = Vec::new();
+    for (i, _) in raw.iter().enumerate().filter(|(_, raw)| **raw) {
+        match runs.last_mut() {
+            Some((first, count)) if *first + u32::from(*count) == i as u32 && *count < STEP => {
+                *count += 1;
+            }
+            _ => runs.push((i as u32, 1)),
+        }
+    }
+    runs
+}
+
+async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRange) {
+    let result = read::read(group, id, range).await;
+    let mut bad = 0;
+    if let Err(StoreError::Bad(_)) = result {
+        // One bad block hides the others of the range: each alone.
+        for block in range.start..range.end() {
+            let one = read::read(group, id, BlockRange { start: block, count: 1 }).await;
+            bad += u64::from(matches!(one, Err(StoreError::Bad(_))));
+        }
+    }
+    let mut state = group.state.borrow_mut();
+    // Reads of the scrub are no reads of callers.
+    state.counters.blocks_read -= match result {
+        Ok(_) => u64::from(range.count),
+        Err(StoreError::Bad(_)) => u64::from(range.count) - bad,
+        Err(_) => 0,
+    };
+    state.scrub.blocks_checked += u64::from(range.count);
+    state.scrub.blocks_bad += bad;
+    state.scrub.blocks_total = state.scrub.blocks_total.max(state.scrub.blocks_checked);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn runs_cover_what_has_bytes_and_are_short() {
+        let mut raw = vec![true; 130];
+        raw[3] = false;
+        assert_eq!(runs(&raw), [(0, 3), (4, 64), (68, 62)]);
+    }
+}

@@ -1,0 +1,532 @@
+//! The store of one disk group as its callers see it: checks, order, answers.
+//!
+//! A call that changes something is checked and queued when its future is first polled, without
+//! waiting in between, so calls take effect in that order. Its answer comes when the log has it.
+
+use crate::component::Component;
+use crate::group::Group;
+use crate::limits;
+use crate::log::{Effect, Item};
+use crate::read;
+use crate::scrub::{self, ScrubTurn};
+use crate::state::Source;
+use atoll_format::checksum::crc;
+use atoll_format::id::{ComponentId, Epoch, GroupId, Seq, Session, Ticket};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
+use atoll_format::superblock::Superblock;
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, SEQ_MAX};
+use atoll_world::buf::total_len;
+use atoll_world::components::{
+    ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock, GroupSpace,
+    ReadBlocks, ScrubProgress, StoreCounters, StoreError, StoreEvent,
+};
+use atoll_world::sync::{Receiver, oneshot};
+use atoll_world::{Nanos, World, sometimes};
+use std::rc::Rc;
+
+/// One disk group in use. Clones are the same store.
+pub struct Store<W: World> {
+    pub(crate) group: Rc<Group<W>>,
+    pub(crate) labels: Rc<Vec<Superblock>>,
+    pub(crate) scrub_turn: Rc<ScrubTurn>,
+}
+
+impl<W: World> Clone for Store<W> {
+    fn clone(&self) -> Self {
+        Self {
+            group: self.group.clone(),
+            labels: self.labels.clone(),
+            scrub_turn: self.scrub_turn.clone(),
+        }
+    }
+}
+
+impl<W: World> Store<W> {
+    /// Why the group is out of use, if it is; for good, until its host restarts.
+    pub fn failed(&self) -> Option<String> {
+        self.group.failed.borrow().clone()
+    }
+
+    /// The labels of its devices, in order.
+    pub fn labels(&self) -> &[Superblock] {
+        &self.labels
+    }
+
+    /// Bytes of memory that its metadata takes, caches counted full (`docs/formats.md` has the
+    /// formula).
+    pub fn memory_bytes(&self) -> u64 {
+        self.group.state.borrow().memory_bytes()
+    }
+
+    /// Look-ups of metadata pages that memory could answer, and that it could not.
+    pub fn page_cache_hits(&self) -> (u64, u64) {
+        let state = self.group.state.borrow();
+        (state.cache.hits, state.cache.misses)
+    }
+
+    fn queue(&self, effect: Effect) -> Result<Receiver<()>, StoreError> {
+        let (reply, wait) = oneshot();
+        let mut queue = self.group.queue.borrow_mut();
+        queue.items.push_back(Item { effect, reply: Some(reply) });
+        drop(queue);
+        self.group.log_work.notify_all();
+        Ok(wait)
+    }
+
+    /// Room in the queue; callers bound what is in flight, so this is the last resort.
+    fn admit(&self) -> Result<(), StoreError> {
+        self.group.usable()?;
+        if self.group.queue.borrow().items.len() >= limits::QUEUE_OPS_MAX {
+            return Err(StoreError::Malformed("too many operations in flight"));
+        }
+        Ok(())
+    }
+
+    /// Waits until the operation is durable: the log answers, or drops it when the group fails.
+    async fn durable(&self, wait: Receiver<()>) -> Result<(), StoreError> {
+        wait.await.map_err(|_| self.group.gone())
+    }
+
+    fn queue_create(&self, id: ComponentId, spec: ComponentSpec) -> Result<Effect, StoreError> {
+        self.admit()?;
+        if spec.blocks == 0 || u64::from(spec.blocks) * BLOCK > COMPONENT_MAX {
+            return Err(StoreError::Malformed("size of a component"));
+        }
+        let mut state = self.group.state.borrow_mut();
+        match state.find(id) {
+            Ok(c) if c.spec == spec => return Ok(Effect::Nothing),
+            Ok(_) => return Err(StoreError::Exists(id)),
+            Err(_) => {}
+        }
+        if state.components.len() >= state.geometry.components_max as usize {
+            return Err(StoreError::Full);
+        }
+        let device = (0..state.space.len())
+            .filter(|&i| !state.capacity_failed[i])
+            .max_by_key(|&i| (state.space[i].slots_free(), std::cmp::Reverse(i)))
+            .ok_or_else(|| StoreError::Failed("no capacity device is left".into()))?;
+        let local = state.next_local;
+        state.next_local += 1;
+        let device = device as u8;
+        state.by_id.insert(id, local);
+        state.components.insert(local, Component::new(local, id, spec, device));
+        Ok(Effect::Create { local, id, spec, device })
+    }
+
+    fn queue_append(
+        &self,
+        id: ComponentId,
+        session: Session,
+        op: ComponentOp,
+    ) -> Result<(u32, Receiver<()>), StoreError> {
+        self.admit()?;
+        let mut state = self.group.state.borrow_mut();
+        let c = state.find_mut(id)?;
+        check_session(c, session)?;
+        if op.id.seq <= c.session_seq {
+            return Err(StoreError::Session { open: c.queued_session });
+        }
+        check_range(c, op.range)?;
+        if op.id.seq.0 == 0 || op.id.seq.0 > SEQ_MAX || op.committed.0 > SEQ_MAX {
+            return Err(StoreError::Malformed("seq"));
+        }
+        if !c.ticket_fits(op.ticket) {
+            return Err(StoreError::Malformed("number of a client too far above its settled ones"));
+        }
+        if c.uncommitted.len() >= limits::UNCOMMITTED_MAX {
+            return Err(StoreError::Malformed("too many operations above committed"));
+        }
+        check_payload(&op)?;
+        let (local, device) = (c.local, usize::from(c.device));
+        if state.capacity_failed[device] {
+            return Err(StoreError::Failed("the component's capacity device has failed".into()));
+        }
+        let writes = op.kind == OpKind::Write;
+        state.expire_holds(self.group.world.now());
+        state.reserve(local, op.range, writes, op.kind == OpKind::Discard)?;
+        let c = state.components.get_mut(&local).expect("just found");
+        c.session_seq = op.id.seq;
+        let before = c.promise.committed;
+        c.commit(op.committed);
+        let hinted = c.promise.committed > before;
+        if hinted {
+            state.hints.insert(local);
+        }
+        drop(state);
+        Ok((local, self.queue(Effect::Append { local, op })?))
+    }
+
+    /// Back-pressure: how long an answer waits, by how full the log is and how much of it is this
+    /// component's.
+    fn delay(&self, local: u32) -> Nanos {
+        let state = self.group.state.borrow();
+        let fill = state.log_fill();
+        if fill < limits::FILL_SLOW {
+            return Nanos::ZERO;
+        }
+        let over = u64::from(fill - limits::FILL_SLOW) + 1;
+        let range = u64::from(u8::MAX - limits::FILL_SLOW) + 1;
+        let full = limits::DELAY_MAX.0 * over * over / (range * range);
+        let busy = state.components.values().filter(|c| c.log_live > 0).count().max(1) as u64;
+        let mine = state.components.get(&local).map_or(0, |c| c.log_live);
+        let fair = (state.index_blocks / busy).max(1);
+        // Who holds less than a fair share waits less, down to an eighth.
+        Nanos(full * (mine * 8 / fair).clamp(1, 8) / 8)
+    }
+
+    /// Where the blocks of a copy stand, once that can be said without reading; loads pages.
+    async fn blocks_to_copy(
+        &self,
+        id: ComponentId,
+        session: Session,
+        copy: &Copy,
+    ) -> Result<Vec<CopyBlock>, StoreError> {
+        let Some(only_if) = copy.only_if else { return Ok(copy.blocks.clone()) };
+        for _ in 0..limits::READ_RETRIES {
+            {
+                let mut state = self.group.state.borrow_mut();
+                let c = state.find(id)?;
+                check_session(c, session)?;
+                let local = c.local;
+                let queue = self.group.queue.borrow();
+                let found: Vec<_> =
+                    copy.blocks.iter().map(|b| state.resolve(local, b.block)).collect();
+                if found.iter().all(|f| f.source != Source::Page) {
+                    let same =
+                        copy.blocks.iter().zip(found).filter(|(b, f)| {
+                            f.tag.seq == only_if && !queue.touches(local, b.block)
+                        });
+                    return Ok(same.map(|(b, _)| b.clone()).collect());
+                }
+            }
+            // Only to bring the page into memory.
+            read::tags(&self.group, id, copy.chunk).await?;
+        }
+        Ok(Vec::new())
+    }
+
+    fn queue_copy(
+        &self,
+        id: ComponentId,
+        session: Session,
+        chunk: u32,
+        blocks: Vec<CopyBlock>,
+    ) -> Result<Receiver<()>, StoreError> {
+        self.admit()?;
+        let mut state = self.group.state.borrow_mut();
+        let c = state.find(id)?;
+        check_session(c, session)?;
+        let (local, device) = (c.local, usize::from(c.device));
+        if state.capacity_failed[device] {
+            return Err(StoreError::Failed("the component's capacity device has failed".into()));
+        }
+        let writes = blocks.iter().any(|b| b.tag.state == BlockState::Raw);
+        let discards = blocks.iter().all(|b| b.tag.state == BlockState::Absent);
+        // As one range, so that what is set aside covers each of its blocks.
+        let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: 1 };
+        state.reserve(local, range, writes, discards)?;
+        drop(state);
+        self.queue(Effect::CopyIn { local, chunk, blocks })
+    }
+}
+
+fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
+    if session.epoch < c.queued_fence {
+        return Err(StoreError::Fenced { fenced: c.queued_fence });
+    }
+    if session != c.queued_session {
+        return Err(StoreError::Session { open: c.queued_session });
+    }
+    Ok(())
+}
+
+fn check_range(c: &Component, range: BlockRange) -> Result<(), StoreError> {
+    if !range.is_valid() || range.end() > c.spec.blocks {
+        return Err(StoreError::Malformed("range of blocks"));
+    }
+    Ok(())
+}
+
+fn check_payload(op: &ComponentOp) -> Result<(), StoreError> {
+    if op.kind != OpKind::Write {
+        if !op.payload.is_empty() || !op.crcs.is_empty() {
+            return Err(StoreError::Malformed("payload of an operation without one"));
+        }
+        return Ok(());
+    }
+    let count = usize::from(op.range.count);
+    if op.crcs.len() != count
+        || total_len(&op.payload) != count * BLOCK_LEN
+        || op.payload.iter().any(|b| !b.len().is_multiple_of(BLOCK_LEN))
+    {
+        return Err(StoreError::Malformed("length of the payload"));
+    }
+    let sums = op.payload.iter().flat_map(|b| b.chunks_exact(BLOCK_LEN)).map(crc);
+    for (block, (sum, said)) in (op.range.start..).zip(sums.zip(&op.crcs)) {
+        if sum != *said {
+            return Err(StoreError::Damaged { block });
+        }
+    }
+    Ok(())
+}
+
+fn check_copy(c: &Component, copy: &Copy) -> Result<(), StoreError> {
+    let chunks = c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK);
+    if copy.chunk >= chunks || copy.blocks.len() > BLOCKS_PER_CHUNK as usize {
+        return Err(StoreError::Malformed("chunk of a copy"));
+    }
+    let start = copy.chunk * BLOCKS_PER_CHUNK;
+    let mut next = start;
+    for b in &copy.blocks {
+        let inside = b.block < start + BLOCKS_PER_CHUNK && b.block < c.spec.blocks;
+        if b.block < next || !inside || b.tag.seq.0 > SEQ_MAX {
+            return Err(StoreError::Malformed("blocks of a copy"));
+        }
+        next = b.block + 1;
+        match (&b.bytes, b.tag.state) {
+            (Some(bytes), BlockState::Raw) if bytes.len() == BLOCK_LEN => {
+                if crc(bytes) != b.tag.crc {
+                    return Err(StoreError::Damaged { block: b.block });
+                }
+            }
+            (None, BlockState::Absent | BlockState::Zero | BlockState::Bad) => {}
+            _ => return Err(StoreError::Malformed("state of a copied block")),
+        }
+    }
+    Ok(())
+}
+
+impl<W: World> Components for Store<W> {
+    fn group(&self) -> GroupId {
+        self.group.id
+    }
+
+    fn space(&self) -> GroupSpace {
+        let mut state = self.group.state.borrow_mut();
+        state.expire_holds(self.group.world.now());
+        state.group_space()
+    }
+
+    fn counters(&self) -> StoreCounters {
+        let mut counters = self.group.state.borrow().counters;
+        counters.device_errors = self.group.devices.iter().map(|d| d.errors()).sum();
+        counters
+    }
+
+    fn take_events(&self) -> Vec<StoreEvent> {
+        self.group.state.borrow_mut().events.drain(..).collect()
+    }
+
+    fn list(&self) -> Vec<ComponentStatus> {
+        let state = self.group.state.borrow();
+        let mut all: Vec<ComponentStatus> = state
+            .components
+            .values()
+            .filter(|c| c.durable && !c.deleting)
+            .map(|c| c.status(used_bytes(c)))
+            .collect();
+        all.sort_by_key(|status| status.id);
+        all
+    }
+
+    fn status(&self, id: ComponentId) -> Result<ComponentStatus, StoreError> {
+        let state = self.group.state.borrow();
+        let c = state.find(id)?;
+        Ok(c.status(used_bytes(c)))
+    }
+
+    async fn create(&self, id: ComponentId, spec: ComponentSpec) -> Result<(), StoreError> {
+        let effect = self.queue_create(id, spec)?;
+        let wait = self.queue(effect)?;
+        self.durable(wait).await
+    }
+
+    async fn delete(&self, id: ComponentId) -> Result<(), StoreError> {
+        self.admit()?;
+        let effect = {
+            let mut state = self.group.state.borrow_mut();
+            match state.find_mut(id) {
+                Ok(c) => {
+                    c.deleting = true;
+                    Effect::Delete { local: c.local }
+                }
+                // Perhaps a deletion is queued: wait for it.
+                Err(_) => Effect::Nothing,
+            }
+        };
+        let wait = self.queue(effect)?;
+        self.durable(wait).await
+    }
+
+    async fn grow(&self, id: ComponentId, blocks: u32) -> Result<(), StoreError> {
+        self.admit()?;
+        let local = {
+            let state = self.group.state.borrow();
+            let c = state.find(id)?;
+            if blocks < c.spec.blocks || u64::from(blocks) * BLOCK > COMPONENT_MAX {
+                return Err(StoreError::Malformed("size of a component"));
+            }
+            c.local
+        };
+        let wait = self.queue(Effect::Grow { local, blocks })?;
+        self.durable(wait).await
+    }
+
+    async fn fence(&self, id: ComponentId, epoch: Epoch) -> Result<Promise, StoreError> {
+        self.admit()?;
+        let effect = {
+            let mut state = self.group.state.borrow_mut();
+            let c = state.find_mut(id)?;
+            if epoch < c.queued_fence {
+                return Err(StoreError::Fenced { fenced: c.queued_fence });
+            }
+            c.queued_fence = epoch;
+            Effect::Fence { local: c.local, epoch }
+        };
+        let wait = self.queue(effect)?;
+        self.durable(wait).await?;
+        Ok(self.group.state.borrow().find(id)?.promise)
+    }
+
+    async fn attach(&self, id: ComponentId, session: Session) -> Result<Promise, StoreError> {
+        self.admit()?;
+        let effect = {
+            let mut state = self.group.state.borrow_mut();
+            let c = state.find_mut(id)?;
+            if session.epoch < c.queued_fence {
+                return Err(StoreError::Fenced { fenced: c.queued_fence });
+            }
+            if session <= c.queued_session {
+                return Err(StoreError::Session { open: c.queued_session });
+            }
+            c.queued_fence = session.epoch;
+            c.queued_session = session;
+            c.session_seq = Seq(0);
+            Effect::Attach { local: c.local, session }
+        };
+        let wait = self.queue(effect)?;
+        self.durable(wait).await?;
+        Ok(self.group.state.borrow().find(id)?.promise)
+    }
+
+    fn reserve(&self, id: ComponentId, chunk: u32) -> Result<(), StoreError> {
+        self.admit()?;
+        let now = self.group.world.now();
+        let mut state = self.group.state.borrow_mut();
+        state.expire_holds(now);
+        let c = state.find(id)?;
+        if chunk >= c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK) {
+            return Err(StoreError::Malformed("chunk"));
+        }
+        let (local, device) = (c.local, usize::from(c.device));
+        if state.capacity_failed[device] {
+            return Err(StoreError::Failed("the component's capacity device has failed".into()));
+        }
+        state.hold(local, chunk, now + limits::HOLD)
+    }
+
+    async fn append(
+        &self,
+        id: ComponentId,
+        session: Session,
+        op: ComponentOp,
+    ) -> Result<(), StoreError> {
+        let (local, wait) = self.queue_append(id, session, op)?;
+        self.durable(wait).await?;
+        let delay = self.delay(local);
+        if delay > Nanos::ZERO {
+            sometimes!("store.append.slowed");
+            self.group.world.sleep(delay).await;
+        }
+        Ok(())
+    }
+
+    fn committed(&self, id: ComponentId, seq: Seq) {
+        let mut state = self.group.state.borrow_mut();
+        let Ok(c) = state.find_mut(id) else { return };
+        let before = c.promise.committed;
+        c.commit(seq);
+        let local = c.local;
+        if c.promise.committed > before && state.hints.insert(local) {
+            drop(state);
+            self.group.log_work.notify_all();
+        }
+    }
+
+    fn uncommitted(&self, id: ComponentId) -> Result<Vec<OpRecord>, StoreError> {
+        let state = self.group.state.borrow();
+        Ok(state.find(id)?.uncommitted.values().copied().collect())
+    }
+
+    fn applied(&self, id: ComponentId, ticket: Ticket) -> Result<bool, StoreError> {
+        Ok(self.group.state.borrow().find(id)?.applied(ticket))
+    }
+
+    async fn read(&self, id: ComponentId, range: BlockRange) -> Result<ReadBlocks, StoreError> {
+        read::read(&self.group, id, range).await
+    }
+
+    async fn tags(&self, id: ComponentId, chunk: u32) -> Result<Vec<BlockTag>, StoreError> {
+        read::tags(&self.group, id, chunk).await
+    }
+
+    fn chunks_since(
+        &self,
+        id: ComponentId,
+        since: Seq,
+        first: u32,
+        max: usize,
+    ) -> Result<Vec<(u32, Seq)>, StoreError> {
+        let state = self.group.state.borrow();
+        let c = state.find(id)?;
+        let mut found = Vec::new();
+        let mut from = first;
+        while found.len() < max
+            && let Some(chunk) = c.next_chunk(from)
+        {
+            let newest = c.chunk_newest(chunk);
+            if newest > since {
+                found.push((chunk, newest));
+            }
+            from = chunk + 1;
+        }
+        Ok(found)
+    }
+
+    async fn copy_in(
+        &self,
+        id: ComponentId,
+        session: Session,
+        copy: Copy,
+    ) -> Result<u32, StoreError> {
+        self.admit()?;
+        {
+            let state = self.group.state.borrow();
+            let c = state.find(id)?;
+            check_session(c, session)?;
+            check_copy(c, &copy)?;
+        }
+        // Without `only_if` nothing is awaited between here and the queue.
+        let blocks = self.blocks_to_copy(id, session, &copy).await?;
+        if blocks.is_empty() {
+            return Ok(0);
+        }
+        let count = blocks.len() as u32;
+        let wait = self.queue_copy(id, session, copy.chunk, blocks)?;
+        self.durable(wait).await?;
+        Ok(count)
+    }
+
+    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64) {
+        scrub::start(&self.group, &self.scrub_turn, only, bytes_per_second);
+    }
+
+    fn scrub_progress(&self) -> ScrubProgress {
+        self.group.state.borrow().scrub
+    }
+}
+
+/// Slots in use.
+fn used_bytes(c: &Component) -> u64 {
+    u64::from(c.slots_used) * CHUNK
+}
