@@ -123,7 +123,8 @@ static void failed(const char *what) {
     atomic_store(&stopping, 1);
 }
 
-static int write_file(uint64_t *words, uint64_t worker, uint64_t number, uint64_t bytes, int dirfd) {
+static int write_file(uint64_t *words, uint64_t worker, uint64_t number, uint64_t bytes,
+                      int dirfd) {
     char tmp[256], name[256];
     file_name(tmp, sizeof tmp, worker, number, ".new");
     file_name(name, sizeof name, worker, number, "");
@@ -193,8 +194,9 @@ static void *report(void *unused) {
     return NULL;
 }
 
-/* Reads one place and checks it whole. Returns its seq, 0 for a place never written, -1 if wrong. */
-static int64_t read_place(int fd, off_t at, uint64_t seed, uint64_t worker, uint64_t place, int file) {
+/* Reads one place and checks it whole: its seq, 0 for a place never written, -1 if wrong. */
+static int64_t read_place(int fd, off_t at, uint64_t seed, uint64_t worker, uint64_t place,
+                          int file) {
     static uint64_t found[FILE_MAX / 8], want[FILE_MAX / 8];
     ssize_t got = pread(fd, found, file ? FILE_MAX : RECORD, at);
     if (got < (ssize_t)sizeof(Header)) return -1;
@@ -205,7 +207,8 @@ static int64_t read_place(int fd, off_t at, uint64_t seed, uint64_t worker, uint
         return 0;
     }
     if (h.magic != MAGIC || h.seed != seed || h.worker != worker || h.place != place) return -1;
-    if (!h.seq || is_file(h.seq) != file || place_of(key_of(seed, worker, h.seq), h.seq) != place) return -1;
+    if (!h.seq || is_file(h.seq) != file) return -1;
+    if (place_of(key_of(seed, worker, h.seq), h.seq) != place) return -1;
     uint64_t bytes = fill(want, seed, worker, h.seq);
     return (uint64_t)got == bytes && memcmp(found, want, bytes) == 0 ? (int64_t)h.seq : -1;
 }
@@ -255,7 +258,9 @@ static int check(char **words, int count) {
         total += durable;
         if (durable) bad += check_worker(seed, i - 1, durable, &places);
     }
-    if (bad == 0) say("ok %llu writes at %llu places", (unsigned long long)total, (unsigned long long)places);
+    if (bad == 0)
+        say("ok %llu writes at %llu places", (unsigned long long)total,
+            (unsigned long long)places);
     return bad != 0;
 }
 
@@ -271,13 +276,18 @@ static int agent(void) {
     char line[1024], *words[WORKERS_MAX + 3];
     while (fgets(line, sizeof line, in)) {
         int n = 0;
-        for (char *word = strtok(line, " \n"); word && n < WORKERS_MAX + 3; word = strtok(NULL, " \n")) words[n++] = word;
+        for (char *word = strtok(line, " \n"); word; word = strtok(NULL, " \n"))
+            if (n < WORKERS_MAX + 3) words[n++] = word;
         if (n == 3 && !strcmp(words[0], "run") && !running) {
             int count = atoi(words[2]);
-            if (count < 1 || count > WORKERS_MAX) { say("error workers: 1 to %d", WORKERS_MAX); continue; }
+            if (count < 1 || count > WORKERS_MAX) {
+                say("error workers: 1 to %d", WORKERS_MAX);
+                continue;
+            }
             atomic_store(&stopping, 0);
             for (; running < count; running++) {
-                workers[running] = (Worker){.seed = strtoull(words[1], NULL, 10), .worker = running};
+                workers[running].seed = strtoull(words[1], NULL, 10);
+                workers[running].worker = running;
                 pthread_create(&workers[running].thread, NULL, work, &workers[running]);
             }
             pthread_create(&reporter, NULL, report, NULL);

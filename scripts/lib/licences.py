@@ -5,25 +5,15 @@ only.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 
-ACCEPTED = {
-    "0BSD",
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CC0-1.0",
-    "ISC",
-    "MIT",
-    "MIT-0",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-}
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+with open(os.path.join(REPOSITORY, "deny.toml"), "rb") as f:
+    ACCEPTED = set(tomllib.load(f)["licenses"]["allow"])
 
 
 def satisfied(expression):
