@@ -22,13 +22,17 @@ use crate::limits::{KEY_MAX, VALUE_MAX};
 use crate::state::{Batch, DirectoryState, Stored};
 use atoll_format::checksum;
 use atoll_world::directory::Revision;
+use redb::backends::FileBackend;
 use redb::{
-    CommitError, Database, DatabaseError, Durability, ReadableDatabase, ReadableTable,
-    StorageBackend, StorageError, TableDefinition, TableError, TransactionError,
+    BackendError, CommitError, Database, DatabaseError, Durability, ReadableDatabase,
+    ReadableTable, StorageBackend, StorageError, TableDefinition, TableError, TransactionError,
 };
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 /// The format this program writes and the only one it reads.
@@ -170,6 +174,56 @@ impl From<CommitError> for Trouble {
     }
 }
 
+/// A file that grows only by space that it really gets: a full disk is noticed when the file would
+/// grow, and never when a page inside it is written, so that freed pages can be used again.
+#[derive(Debug)]
+struct Backed {
+    file: File,
+    inner: FileBackend,
+}
+
+impl Backed {
+    fn new(file: File) -> Result<Self, Trouble> {
+        let inner = FileBackend::new(file.try_clone().map_err(Trouble::Io)?)?;
+        Ok(Self { file, inner })
+    }
+}
+
+impl StorageBackend for Backed {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.inner.read(offset, out)
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let now = self.len()?;
+        if len > now {
+            match fallocate(&self.file, FallocateFlags::KEEP_SIZE, now, len - now) {
+                // A file system that cannot promise space: it is as good as it is.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.inner.set_len(len)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.inner.write(offset, data)
+    }
+    fn close(&self) -> io::Result<()> {
+        self.inner.close()
+    }
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.inner.try_lock_range(start, end)
+    }
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.inner.unlock_range(start, end)
+    }
+}
+
 /// The facts that hold over all entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Sum {
@@ -229,9 +283,7 @@ impl DirectoryFile {
             Err(error) => return Err(io(error)),
         }
         let file = File::options().read(true).write(true).open(path).map_err(io)?;
-        let backend = redb::backends::FileBackend::new(file)
-            .map_err(|error| Trouble::from(error).at(path))?;
-        Self::open_backend(path, backend)
+        Self::open_backend(path, Backed::new(file).map_err(|t| t.at(path))?)
     }
 
     /// Opens a directory that is kept in `backend`; `path` names it in errors.
@@ -298,9 +350,9 @@ fn create_new(path: &Path, identity: u64) -> Result<(), FileError> {
         options.read(true).write(true).create_new(true);
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let file = options.open(&draft).map_err(io)?;
-        let backend = redb::backends::FileBackend::new(file)
-            .map_err(|error| Trouble::from(error).at(path))?;
-        create(backend, identity).map_err(|trouble| trouble.at(path))?;
+        Backed::new(file)
+            .and_then(|backend| create(backend, identity))
+            .map_err(|trouble| trouble.at(path))?;
         match std::fs::hard_link(&draft, path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io(error)),
             _ => Ok(()),

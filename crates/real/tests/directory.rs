@@ -412,9 +412,11 @@ fn long_listings_and_many_requests_at_once_are_answered_whole() {
 #[ignore = "started by the crash test"]
 fn child_serves() {
     let Some(folder) = std::env::var_os("ATOLL_TEST_DIRECTORY").map(PathBuf::from) else { return };
+    let socket = std::env::var_os("ATOLL_TEST_SOCKET").map(PathBuf::from);
     on_a_shard(async {
         let server = DirectoryServer::open(&folder.join("directory.db")).expect("the file opens");
-        let listening = server.listen(&folder.join("s")).expect("the socket is free");
+        let socket = socket.unwrap_or_else(|| folder.join("s"));
+        let listening = server.listen(&socket).expect("the socket is free");
         listening.serve(std::future::pending()).await.expect("it never ends by itself");
     });
 }
@@ -557,4 +559,63 @@ async fn write_round(client: &DirectoryClient, w: usize, known: &Rc<RefCell<[Kno
         Err(DirectoryError::Unavailable(_)) => 0,
         Err(error) => panic!("{error}"),
     }
+}
+
+#[test]
+fn a_full_disk_refuses_writes_serves_reads_and_takes_deletes() {
+    let place = Place::new();
+    let small = place.folder.path().join("small");
+    std::fs::create_dir(&small).expect("mkdir");
+    // A file system of its own for the child alone; it is gone with it.
+    let in_namespace = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-rm", "sh", "-c", script]).arg(&small);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let allowed = in_namespace("mount -t tmpfs -o size=4m tmpfs \"$0\"").status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine allows no mount namespace");
+        return;
+    }
+    let script = "mount -t tmpfs -o size=4m tmpfs \"$0\" && \
+                  exec \"$1\" --exact child_serves --ignored --nocapture";
+    let child = in_namespace(script)
+        .arg(std::env::current_exe().expect("this program"))
+        .env("ATOLL_TEST_DIRECTORY", &small)
+        .env("ATOLL_TEST_SOCKET", place.socket())
+        .spawn()
+        .expect("a child");
+    let child = KillOnDrop(child);
+    on_a_shard(async move {
+        let client = DirectoryClient::connect(&place.socket()).await.expect("it serves");
+        let mut kept = 0;
+        let error = loop {
+            match client.txn(put(&format!("fill/{kept:03}"), vec![7; 60_000])).await {
+                Ok(reply) => assert_eq!(done(reply), Revision(kept + 1)),
+                Err(error) => break error,
+            }
+            kept += 1;
+            assert!(kept < 200, "4 MiB never fill up");
+        };
+        assert!(
+            matches!(&error, DirectoryError::Unavailable(why) if why.contains("No space left")),
+            "{error}"
+        );
+        let listing = client.list("fill/").await.expect("reads go on");
+        assert_eq!((listing.entries.len() as u64, listing.revision), (kept, Revision(kept)));
+        let mut revision = kept;
+        for i in 0..kept / 2 {
+            let delete = Change::Delete(format!("fill/{i:03}"));
+            let reply = client.txn(Txn { compares: vec![], changes: vec![delete] }).await;
+            revision += 1;
+            assert_eq!(done(reply.expect("a delete needs no room")), Revision(revision));
+        }
+        for i in 0..3 {
+            let reply = client.txn(put(&format!("more/{i}"), vec![8; 60_000])).await;
+            revision += 1;
+            assert_eq!(done(reply.expect("there is room again")), Revision(revision));
+        }
+        drop(child);
+    });
 }
