@@ -4,9 +4,13 @@
 //! It parses, wires and prints; a decision found here is in the wrong crate. A library only so
 //! that tests can run the server and the commands against a made-up engine.
 
+pub mod bridge;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod dev;
+pub mod engine;
 pub mod lock;
 pub mod metrics;
 pub mod rest;
+pub mod serve;

@@ -121,6 +121,11 @@ async fn dispatch(context: &Context, command: Command) -> Run {
         Command::Volume(args::Volume::Export { name, file, format, force, verify }) => {
             image::export(context, image::Export { name, file, format, force, verify }).await
         }
+        Command::Serve(serve) => crate::serve::serve(context, serve).await,
+        Command::Directory(directory) => crate::serve::directory(context, directory).await,
+        Command::Dev(args::Dev { command, start }) => {
+            crate::dev::run(context, command, start).await
+        }
         // For everything else, an interrupted request is an unanswered one.
         command => tokio::select! {
             biased;

@@ -1,0 +1,306 @@
+//! A whole cluster on one machine: the embedded directory and several hosts, each a process of its
+//! own on its own loopback address, with files as disks, all below one directory.
+//!
+//! ```text
+//! DIR/lock, dev.pid, dev.sock, dev.log     the supervisor (dev.log with --detach)
+//! DIR/directory/{pid,log,state,socket}     the directory
+//! DIR/host1/{pid,log,atoll.toml,disk1.img,api.sock,nbd.sock,data/}
+//! ```
+//!
+//! Invariants: one supervisor per directory; every process that it started is ended before it
+//! ends, or recognised (pid and start time) and ended by the next one; a process is only ever
+//! signalled by a pid that is certainly its own; disks are formatted once, when they are made.
+
+mod plan;
+mod process;
+mod supervisor;
+
+use crate::cli::args::{DevCommand, DevName, DevStart, DevStop};
+use crate::cli::out::{Failure, Row, Run};
+use crate::cli::{Context, interrupted};
+use atoll_api::envelope::{List, Named};
+use atoll_api::{Code, Problem};
+use plan::Plan;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// The longest message on the control socket, in bytes: 16 hosts of 1 KiB.
+const MESSAGE_MAX: u64 = 64 << 10;
+/// How long a command waits for the supervisor: a stop of everything takes up to 20 s.
+const ANSWER_WAIT: Duration = Duration::from_secs(50);
+/// How long `--detach` waits until every host serves.
+const DETACH_WAIT: Duration = Duration::from_secs(90);
+/// How often something is looked at again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What the supervisor is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "do")]
+enum Ask {
+    /// How everything is.
+    Status,
+    /// SIGKILL.
+    Kill { name: String },
+    /// SIGTERM, and wait.
+    Stop { name: String },
+    /// Start what does not run.
+    Start { name: String },
+    /// Stop everything and end.
+    StopAll,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+enum Answer {
+    Done { processes: Vec<DevProcess>, serving: bool },
+    Failed { problem: Box<Problem> },
+}
+
+/// How a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// It runs.
+    Running,
+    /// It was stopped.
+    Stopped,
+    /// It was killed by command.
+    Killed,
+    /// It ended by itself.
+    Died,
+}
+
+/// One process, for people and machines.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct DevProcess {
+    name: String,
+    state: State,
+    pid: Option<u32>,
+    /// How it ended, if it did by itself.
+    detail: String,
+    restarts: u32,
+    endpoint: String,
+    nbd: String,
+    log: String,
+}
+
+impl Named for DevProcess {
+    const KIND: &'static str = "DevProcess";
+}
+
+impl Row for DevProcess {
+    const HEAD: &'static [&'static str] = &["NAME", "STATE", "PID", "RESTARTS", "ENDPOINT"];
+    const WIDE: &'static [&'static str] = &["NBD", "LOG", "DETAIL"];
+    fn cells(&self) -> Vec<String> {
+        let state = match self.state {
+            State::Running => "running",
+            State::Stopped => "stopped",
+            State::Killed => "killed",
+            State::Died => "died",
+        };
+        vec![
+            self.name.clone(),
+            state.into(),
+            self.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
+            self.restarts.to_string(),
+            self.endpoint.clone(),
+        ]
+    }
+    fn wide(&self) -> Vec<String> {
+        vec![self.nbd.clone(), self.log.clone(), self.detail.clone()]
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+/// Runs `atoll dev`.
+///
+/// # Errors
+/// Its failure, to be printed by the caller.
+pub async fn run(context: &Context, command: Option<DevCommand>, start: DevStart) -> Run {
+    match command {
+        None => {
+            let plan = Plan::new(&start)?;
+            if start.detach && !start.background {
+                return detach(context, &plan, &start).await;
+            }
+            if start.background {
+                // Its own session: the terminal that started it may go.
+                let _ = rustix::process::setsid();
+            }
+            supervisor::run(context, plan, start.auto_restart).await
+        }
+        Some(DevCommand::Status(dir)) => {
+            let answer = ask(&dir.dir, Ask::Status).await?;
+            print(context, answer)
+        }
+        Some(DevCommand::Kill(DevName { name, dir })) => {
+            told(context, ask(&dir.dir, Ask::Kill { name: name.clone() }).await?, &name)
+        }
+        Some(DevCommand::Start(DevName { name, dir })) => {
+            told(context, ask(&dir.dir, Ask::Start { name: name.clone() }).await?, &name)
+        }
+        Some(DevCommand::Restart(DevName { name, dir })) => {
+            ask(&dir.dir, Ask::Stop { name: name.clone() }).await?;
+            told(context, ask(&dir.dir, Ask::Start { name: name.clone() }).await?, &name)
+        }
+        Some(DevCommand::StopHost(DevName { name, dir })) => {
+            stop(context, Some(name), &dir.dir).await
+        }
+        Some(DevCommand::Stop(DevStop { name, dir })) => stop(context, name, &dir.dir).await,
+    }
+}
+
+async fn stop(context: &Context, name: Option<String>, dir: &Path) -> Run {
+    if let Some(name) = name {
+        return told(context, ask(dir, Ask::Stop { name: name.clone() }).await?, &name);
+    }
+    match ask(dir, Ask::StopAll).await {
+        Ok(_) => {
+            context.out.note("everything has stopped");
+            Ok(())
+        }
+        // A supervisor that was killed may have left its processes.
+        Err(problem) if problem.code == Code::CannotConnect => {
+            let dir = plan::absolute(dir)?;
+            let ended = process::end_leftovers(&dir).await?;
+            let many = match ended {
+                0 => "nothing runs there".into(),
+                n => format!("{n} processes that a killed supervisor had left were ended"),
+            };
+            context.out.note(&many);
+            Ok(())
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+fn told(context: &Context, answer: Answer, name: &str) -> Run {
+    if let Answer::Done { processes, .. } = answer
+        && let Some(process) = processes.iter().find(|process| process.name == name)
+    {
+        context.out.note(&process.cells().join("  "));
+    }
+    Ok(())
+}
+
+fn print(context: &Context, answer: Answer) -> Run {
+    let Answer::Done { processes, .. } = answer else { return Ok(()) };
+    let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+    context.out.list(&List::new(processes, None, now))
+}
+
+/// One question and its answer.
+async fn ask(dir: &Path, ask: Ask) -> Result<Answer, Problem> {
+    let socket = dir.join(plan::SOCKET);
+    let connect = async {
+        let stream = UnixStream::connect(&socket).await?;
+        let (read, mut write) = stream.into_split();
+        let mut line = serde_json::to_vec(&ask).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        write.write_all(&line).await?;
+        let mut reply = String::new();
+        BufReader::new(read.take(MESSAGE_MAX)).read_line(&mut reply).await?;
+        Ok::<_, std::io::Error>(reply)
+    };
+    let cannot = |why: String| {
+        let detail = format!("no supervisor answers at {}: {why}", socket.display());
+        Problem::new(Code::CannotConnect, detail).hint("'atoll dev --dir DIR' starts one")
+    };
+    let reply = tokio::time::timeout(ANSWER_WAIT, connect)
+        .await
+        .map_err(|_| Problem::new(Code::TimedOut, "the supervisor does not answer"))?
+        .map_err(|e| cannot(e.to_string()))?;
+    match serde_json::from_str(&reply) {
+        Ok(Answer::Failed { problem }) => Err(*problem),
+        Ok(answer) => Ok(answer),
+        Err(e) => Err(cannot(format!("an odd answer ({e})"))),
+    }
+}
+
+/// Starts the supervisor in the background and waits until every host serves.
+async fn detach(context: &Context, plan: &Plan, start: &DevStart) -> Run {
+    plan.make_dirs()?;
+    let log = plan.dir.join("dev.log");
+    let failed =
+        |e: std::io::Error| Problem::new(Code::LocalFile, format!("{}: {e}", log.display()));
+    let out = std::fs::File::create(&log).map_err(failed)?;
+    let err = out.try_clone().map_err(failed)?;
+    let program = std::env::current_exe()
+        .map_err(|e| Problem::new(Code::Failed, format!("this program's file: {e}")))?;
+    let mut command = tokio::process::Command::new(program);
+    command.arg("dev").arg("--dir").arg(&plan.dir).arg("--background");
+    command.args(["--hosts", &start.hosts.to_string()]);
+    command.args(["--disk-size", &start.disk_size.to_string()]);
+    command.args(["--disks-per-host", &start.disks_per_host.to_string()]);
+    command.args(["--base-port", &start.base_port.to_string()]);
+    command.args(["--backend", &start.backend]);
+    if start.auto_restart {
+        command.arg("--auto-restart");
+    }
+    command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+    let mut child = command.spawn().map_err(|e| {
+        Problem::new(Code::Failed, format!("the supervisor cannot be started: {e}"))
+    })?;
+    let ready = async {
+        loop {
+            if let Ok(Some(status)) = child.try_wait() {
+                return Err(said(&log, &format!("the supervisor ended: {status}")));
+            }
+            if let Ok(Answer::Done { serving: true, processes }) = ask(&plan.dir, Ask::Status).await
+            {
+                return Ok(processes);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let waited = tokio::select! {
+        biased;
+        () = context.interrupt.wait() => None,
+        ready = tokio::time::timeout(DETACH_WAIT, ready) => Some(ready),
+    };
+    let failure: Failure = match waited {
+        Some(Ok(Ok(_))) => {
+            context.out.data(&plan.summary())?;
+            return Ok(());
+        }
+        Some(Ok(Err(problem))) => return Err(problem.into()),
+        Some(Err(_)) => said(&log, "not every host serves in time").into(),
+        None => interrupted(None),
+    };
+    // Half a cluster is no use to anybody: it ends as it would at Ctrl-C.
+    if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    let _ = child.wait().await;
+    Err(failure)
+}
+
+/// The error that a log ends with, or `otherwise` with a pointer to the log.
+fn said(log: &Path, otherwise: &str) -> Problem {
+    let text = process::tail(log);
+    let error = text.lines().rev().find_map(|line| line.strip_prefix("error["));
+    let parsed = error.and_then(|line| line.split_once("]: "));
+    let Some((code, detail)) = parsed else {
+        return Problem::new(Code::Failed, otherwise).hint(format!("see {}", log.display()));
+    };
+    let code =
+        serde_json::from_value(serde_json::Value::String(code.into())).unwrap_or(Code::Failed);
+    let hint = text.lines().rev().find_map(|line| line.strip_prefix("hint: "));
+    let problem = Problem::new(code, detail);
+    match hint {
+        Some(hint) => problem.hint(hint),
+        None => problem.hint(format!("see {}", log.display())),
+    }
+}
+
+/// Where a host's file is.
+fn host_dir(dir: &Path, name: &str) -> PathBuf {
+    dir.join(name)
+}

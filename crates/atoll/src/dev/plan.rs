@@ -1,0 +1,275 @@
+//! What `atoll dev` is to run: names, addresses, files; decided before anything is started.
+
+use super::host_dir;
+use crate::cli::args::DevStart;
+use crate::config::SOCKET_PATH_MAX;
+use atoll_api::{Code, Problem};
+use atoll_format::units::iec;
+use rustix::fs::{Mode, OFlags};
+use std::fmt::Write;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// The control socket, below the directory.
+pub const SOCKET: &str = "dev.sock";
+/// The smallest disk that a store accepts, in bytes.
+const DISK_MIN: u64 = 1 << 30;
+/// The largest, in bytes.
+const DISK_MAX: u64 = 16 << 40;
+
+/// A cluster on one machine.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Absolute.
+    pub dir: PathBuf,
+    /// `host1`, `host2`, ...
+    pub hosts: Vec<HostPlan>,
+    backend: String,
+    disk_size: u64,
+}
+
+/// One host of it.
+#[derive(Clone, Debug)]
+pub struct HostPlan {
+    /// `host1`.
+    pub name: String,
+    /// Its own.
+    pub dir: PathBuf,
+    /// Its own loopback address.
+    address: Ipv4Addr,
+    base_port: u16,
+    /// Its disks.
+    pub disks: Vec<PathBuf>,
+}
+
+/// `dir` from the root on; it need not exist.
+pub fn absolute(dir: &Path) -> Result<PathBuf, Problem> {
+    std::path::absolute(dir)
+        .map_err(|e| Problem::new(Code::LocalFile, format!("{}: {e}", dir.display())))
+}
+
+impl Plan {
+    /// What was asked for, checked as far as possible without touching anything.
+    ///
+    /// # Errors
+    /// A path too long for a socket; a disk too small or too large.
+    pub fn new(start: &DevStart) -> Result<Self, Problem> {
+        let dir =
+            start.dir.as_deref().ok_or_else(|| Problem::new(Code::Usage, "--dir is missing"))?;
+        let dir = absolute(dir)?;
+        if dir
+            .to_str()
+            .is_none_or(|text| text.contains(['"', '\\']) || text.contains(char::is_control))
+        {
+            let detail = "--dir: quotes, backslashes and control characters are not possible";
+            return Err(Problem::new(Code::BadValue, detail));
+        }
+        let longest = dir.join("host16/nbd.sock");
+        let len = longest.as_os_str().len();
+        if len > SOCKET_PATH_MAX {
+            let detail = format!(
+                "--dir is too long: {} has {len} bytes, Unix sockets allow {SOCKET_PATH_MAX}",
+                longest.display()
+            );
+            return Err(Problem::new(Code::BadValue, detail).hint("choose a shorter directory"));
+        }
+        if !(DISK_MIN..=DISK_MAX).contains(&start.disk_size) {
+            let detail = format!(
+                "--disk-size {} is not between {} and {}",
+                iec(start.disk_size),
+                iec(DISK_MIN),
+                iec(DISK_MAX)
+            );
+            return Err(Problem::new(Code::BadSize, detail));
+        }
+        let hosts = (1..=start.hosts)
+            .map(|number| {
+                let name = format!("host{number}");
+                let own = host_dir(&dir, &name);
+                let disks =
+                    (1..=start.disks_per_host).map(|disk| own.join(format!("disk{disk}.img")));
+                HostPlan {
+                    disks: disks.collect(),
+                    dir: own,
+                    name,
+                    address: Ipv4Addr::new(127, 0, 0, number + 1),
+                    base_port: start.base_port,
+                }
+            })
+            .collect();
+        let disk_size = start.disk_size / (1 << 20) * (1 << 20);
+        Ok(Self { dir, hosts, backend: start.backend.clone(), disk_size })
+    }
+
+    /// Where the directory's files are.
+    pub fn directory_dir(&self) -> PathBuf {
+        host_dir(&self.dir, super::process::DIRECTORY)
+    }
+
+    /// The directory's socket.
+    pub fn directory_socket(&self) -> PathBuf {
+        self.directory_dir().join("socket")
+    }
+
+    /// Makes the directories.
+    ///
+    /// # Errors
+    /// [`Code::LocalFile`].
+    pub fn make_dirs(&self) -> Result<(), Problem> {
+        for dir in self.hosts.iter().map(|host| host.dir.clone()).chain([self.directory_dir()]) {
+            std::fs::create_dir_all(&dir)
+                .map_err(|e| Problem::new(Code::LocalFile, format!("{}: {e}", dir.display())))?;
+        }
+        Ok(())
+    }
+
+    /// Whether files there can be used past the page cache, as disks have to be.
+    ///
+    /// # Errors
+    /// Names the directory and what to do.
+    pub fn check_direct_io(&self) -> Result<(), Problem> {
+        let probe = self.dir.join(".direct-io");
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+        let opened = rustix::fs::open(&probe, flags, Mode::from_raw_mode(0o600));
+        let _ = std::fs::remove_file(&probe);
+        match opened {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::INVAL) => Err(Problem::new(
+                Code::BadDisk,
+                format!("the file system of {} cannot do direct I/O (tmpfs?)", self.dir.display()),
+            )
+            .hint("choose a --dir on ext4, xfs or btrfs, such as below /var/tmp")),
+            Err(e) => Err(Problem::new(Code::LocalFile, format!("{}: {e}", self.dir.display()))),
+        }
+    }
+
+    /// What a person needs to go on.
+    pub fn summary(&self) -> String {
+        let mut text = format!("{} hosts run in {}\n", self.hosts.len(), self.dir.display());
+        for host in &self.hosts {
+            let _ = writeln!(text, "  {}  {}  {}", host.name, host.endpoint(), host.nbd());
+        }
+        let first = &self.hosts[0];
+        let _ = writeln!(text, "next: export ATOLL_ENDPOINT={}", first.endpoint());
+        let _ = writeln!(text, "      atoll status; atoll volume create vm1 10G");
+        let _ = writeln!(text, "stop: atoll dev stop --dir {}", self.dir.display());
+        text
+    }
+
+    /// The configuration of a host.
+    pub fn config(&self, host: &HostPlan) -> String {
+        let mut text = format!(
+            "# Written by atoll dev; written again at every start.\n\
+             [host]\nname = \"{name}\"\ndata_dir = \"{own}/data\"\n\n\
+             [network]\napi = \"{address}:{port}\"\napi_socket = \"{own}/api.sock\"\n\
+             peer = [\"{address}:{peer}\"]\n\n\
+             [directory]\nkind = \"embedded\"\nsocket = \"{directory}\"\n\n\
+             [io]\nbackend = \"{backend}\"\n\n\
+             [frontends]\nnbd = {{ unix = \"{own}/nbd.sock\" }}\n",
+            name = host.name,
+            own = host.dir.display(),
+            address = host.address,
+            port = host.base_port,
+            peer = host.base_port + 1,
+            directory = self.directory_socket().display(),
+            backend = self.backend,
+        );
+        for disk in &host.disks {
+            let _ = write!(text, "\n[[group]]\ndisks = [\"{}\"]\n", disk.display());
+        }
+        text
+    }
+
+    /// Makes the disks of a host that do not exist yet, sparse, and names them.
+    ///
+    /// # Errors
+    /// [`Code::LocalFile`].
+    pub fn make_disks(&self, host: &HostPlan) -> Result<Vec<PathBuf>, Problem> {
+        let mut made = Vec::new();
+        for disk in &host.disks {
+            let failed = |e| Problem::new(Code::LocalFile, format!("{}: {e}", disk.display()));
+            if disk.try_exists().map_err(failed)? {
+                continue;
+            }
+            let file = std::fs::File::create_new(disk).map_err(failed)?;
+            file.set_len(self.disk_size).map_err(failed)?;
+            file.sync_all().map_err(failed)?;
+            made.push(disk.clone());
+        }
+        Ok(made)
+    }
+}
+
+impl HostPlan {
+    /// Where its REST interface is.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.api_socket().display())
+    }
+
+    /// Its Unix socket.
+    pub fn api_socket(&self) -> PathBuf {
+        self.dir.join("api.sock")
+    }
+
+    /// Where clients of its volumes connect.
+    pub fn nbd(&self) -> String {
+        format!("nbd+unix:///VOLUME?socket={}/nbd.sock", self.dir.display())
+    }
+
+    /// Its configuration file.
+    pub fn config_file(&self) -> PathBuf {
+        self.dir.join("atoll.toml")
+    }
+
+    /// There once its disks have been formatted.
+    pub fn formatted(&self) -> PathBuf {
+        self.dir.join("formatted")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Plan;
+    use crate::cli::args::DevStart;
+    use crate::config::Config;
+
+    fn start(dir: &str) -> DevStart {
+        DevStart {
+            hosts: 3,
+            dir: Some(dir.into()),
+            disk_size: 8 << 30,
+            disks_per_host: 2,
+            base_port: 9000,
+            backend: "threads".into(),
+            detach: false,
+            auto_restart: false,
+            background: false,
+        }
+    }
+
+    #[test]
+    fn what_it_writes_is_a_configuration_that_serve_accepts() {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = Plan::new(&start(dir.path().to_str().unwrap())).unwrap();
+        plan.make_dirs().unwrap();
+        let host = &plan.hosts[2];
+        std::fs::write(host.config_file(), plan.config(host)).unwrap();
+        let config = Config::load(&host.config_file(), []).unwrap();
+        assert_eq!(config.host_name, "host3");
+        assert_eq!(config.api, Some("127.0.0.4:9000".parse().unwrap()));
+        assert_eq!(config.peers, ["127.0.0.4:9001".parse().unwrap()]);
+        assert_eq!(config.groups.len(), 2);
+        assert_eq!(plan.make_disks(host).unwrap().len(), 2);
+        assert_eq!(plan.make_disks(host).unwrap().len(), 0, "disks are made once");
+        assert_eq!(host.disks[0].metadata().unwrap().len(), 8 << 30);
+    }
+
+    #[test]
+    fn impossible_plans_are_refused() {
+        let long = format!("/tmp/{}", "x".repeat(100));
+        assert!(Plan::new(&start(&long)).unwrap_err().detail.contains("Unix sockets allow 107"));
+        let small = DevStart { disk_size: 1 << 20, ..start("/tmp/x") };
+        assert!(Plan::new(&small).unwrap_err().detail.contains("not between 1.0 GiB"));
+        assert!(Plan::new(&start("/tmp/a\"b")).is_err());
+    }
+}

@@ -1,0 +1,980 @@
+//! Management of this host, on the shard: asks the node, and says what it says in the words of the
+//! interface.
+
+use super::meter::{Totals, add};
+use super::{Engine, Running, disks, seconds};
+use crate::control::Sample;
+use atoll_api::envelope::rfc3339;
+use atoll_api::types::{
+    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
+    Host, Io, Level, Member, MemberState, Method, Placement, Policy, PolicyCheck, Resync,
+    ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate, VolumePatch,
+    VolumeState,
+};
+use atoll_api::{Code, Problem};
+use atoll_format::id::{GroupId, HostId, ObjectId};
+use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
+use atoll_node::{CreateVolume, HostStatus, ManageError, NodeEvent, Severity, VolumeView};
+use atoll_object::placement::{Refusal, Remedy};
+use atoll_world::{Components, Nanos, World};
+use std::collections::BTreeMap;
+
+/// Bytes per second and disk group of a scrub that names no rate: a disk of 4 TB in 11 hours.
+const SCRUB_RATE: u64 = 100 << 20;
+/// Space in use, in percent, from which on there is a warning, and worse.
+const FULL_WARNING: u64 = 80;
+/// See [`FULL_WARNING`].
+const FULL_CRITICAL: u64 = 95;
+/// Rounds of asking for events: each brings up to 1,000 of every host.
+const EVENT_ROUNDS: usize = 5;
+
+/// Everything about the hosts and volumes of the cluster at one moment, as this host knows it.
+pub struct View {
+    /// Record, whether it answers, what it last said.
+    pub hosts: Vec<(HostRecord, bool, Option<HostStatus>)>,
+    /// Volumes, by name.
+    pub volumes: Vec<VolumeView>,
+}
+
+/// Says a failure of the node in the words of the interface.
+pub fn problem(error: ManageError) -> Problem {
+    let detail = error.to_string();
+    match error {
+        ManageError::NotFound { what, name } => Problem::not_found(what, &name),
+        ManageError::Exists { what, .. } => {
+            Problem::new(Code::Exists, detail).hint(format!("atoll {what} list"))
+        }
+        ManageError::Invalid(_) => Problem::new(Code::BadValue, detail),
+        ManageError::CannotPlace(refusal) => cannot_place(&refusal),
+        ManageError::InUse { name, .. } => Problem::new(Code::InUse, detail)
+            .hint(format!("'atoll session list --volume {name}' names its clients")),
+        // The node says it of policies too, with a sentence of its own.
+        ManageError::Conflict(what) if what.contains(" is used by ") => {
+            Problem::new(Code::InUse, what)
+        }
+        ManageError::Conflict(_) => Problem::new(Code::Changed, detail).hint("look again"),
+        ManageError::Directory(_) => Problem::new(
+            Code::Unavailable,
+            format!("the cluster's state cannot be read or changed: {detail}"),
+        )
+        .hint("running volumes go on; is the directory running?"),
+        ManageError::Unreachable(_) => {
+            Problem::new(Code::Unavailable, detail).hint("atoll host list")
+        }
+        ManageError::Failed(_) => Problem::new(Code::Failed, detail),
+    }
+}
+
+fn cannot_place(refusal: &Refusal) -> Problem {
+    let rule = Refusal { remedies: Vec::new(), ..refusal.clone() };
+    let problem = Problem::new(Code::CannotPlace, rule.to_string());
+    let remedies: Vec<String> = refusal.remedies.iter().map(Remedy::to_string).collect();
+    if remedies.is_empty() { problem } else { problem.hint(remedies.join(", or ")) }
+}
+
+fn host_name(hosts: &[(HostRecord, bool, Option<HostStatus>)], id: HostId) -> String {
+    let found = hosts.iter().find(|(record, ..)| record.id == id);
+    found.map_or_else(|| id.to_string(), |(record, ..)| record.name.clone())
+}
+
+fn space_of(status: &HostStatus) -> Space {
+    let mut space = Space::default();
+    for group in &status.groups {
+        space.capacity_bytes += group.capacity_bytes;
+        space.used_bytes += group.used_bytes;
+        space.free_bytes += group.free_bytes;
+    }
+    space
+}
+
+/// How a volume is, by its record and by who answers.
+pub fn volume_state(record: &ObjectRecord, alive: impl Fn(HostId) -> bool) -> VolumeState {
+    match record.state {
+        ObjectState::Creating => return VolumeState::Creating,
+        ObjectState::Deleting => return VolumeState::Deleting,
+        ObjectState::Ready => {}
+    }
+    let wanted = record.policy.members();
+    let (mut degraded, mut resyncing) = (false, false);
+    for leg in &record.legs {
+        let usable = |m: &&record::MemberRecord| m.state.is_active() && alive(m.host);
+        let active = leg.members.iter().filter(usable).count();
+        if active == 0 {
+            return VolumeState::Inaccessible;
+        }
+        degraded |= active < wanted;
+        resyncing |= leg.members.iter().any(|m| m.state.is_resyncing());
+    }
+    match (resyncing, degraded) {
+        (true, _) => VolumeState::Resyncing,
+        (false, true) => VolumeState::Degraded,
+        (false, false) => VolumeState::Healthy,
+    }
+}
+
+impl View {
+    /// Whether a host answers.
+    pub fn alive(&self, id: HostId) -> bool {
+        self.hosts.iter().any(|(record, alive, _)| record.id == id && *alive)
+    }
+
+    /// How a volume is.
+    pub fn state(&self, volume: &VolumeView) -> VolumeState {
+        volume_state(&volume.record, |host| self.alive(host))
+    }
+
+    /// All space that answers.
+    pub fn space(&self) -> Space {
+        let mut sum = Space::default();
+        for status in self.hosts.iter().filter_map(|(.., status)| status.as_ref()) {
+            let space = space_of(status);
+            sum.capacity_bytes += space.capacity_bytes;
+            sum.used_bytes += space.used_bytes;
+            sum.free_bytes += space.free_bytes;
+        }
+        sum
+    }
+
+    /// Checksums that did not match, on all hosts that answer.
+    pub fn checksum_errors(&self) -> u64 {
+        let statuses = self.hosts.iter().filter_map(|(.., status)| status.as_ref());
+        statuses.flat_map(|status| &status.groups).map(|group| group.checksum_errors).sum()
+    }
+
+    /// What is being brought up to date.
+    pub fn resync(&self) -> Resync {
+        let mut resync = Resync {
+            paused: self.hosts.iter().any(|(.., s)| s.as_ref().is_some_and(|s| s.resync_paused)),
+            limit_bytes_per_second: self
+                .hosts
+                .iter()
+                .filter_map(|(.., status)| status.as_ref().map(|s| s.resync_limit))
+                .max()
+                .unwrap_or(0),
+            bytes_left: 0,
+            bytes_per_second: 0,
+            seconds_left: None,
+            items: Vec::new(),
+        };
+        let mut slowest = 0;
+        for volume in &self.volumes {
+            let Some(owner) = &volume.owner else { continue };
+            let mut moving = false;
+            for (leg, member) in volume.record.members() {
+                if !member.state.is_resyncing() {
+                    continue;
+                }
+                moving = true;
+                resync.items.push(ResyncItem {
+                    volume: volume.name.clone(),
+                    leg: leg as u32,
+                    component: member.component.to_string(),
+                    host: host_name(&self.hosts, member.host),
+                    bytes_left: owner.resync_bytes_left,
+                    bytes_done: owner.resync_bytes_copied,
+                });
+            }
+            if !moving {
+                continue;
+            }
+            resync.bytes_left += owner.resync_bytes_left;
+            if owner.resync_seconds > 0.0 {
+                let rate = (owner.resync_bytes_done as f64 / owner.resync_seconds) as u64;
+                resync.bytes_per_second += rate;
+                if let Some(left) = owner.resync_bytes_left.checked_div(rate) {
+                    slowest = slowest.max(left);
+                }
+            }
+        }
+        if resync.bytes_left > 0 && resync.bytes_per_second > 0 && !resync.paused {
+            let together = resync.bytes_left / resync.bytes_per_second;
+            resync.seconds_left = Some(together.max(slowest));
+        }
+        resync
+    }
+
+    /// Checks of the whole cluster that did not pass.
+    pub fn checks(&self) -> Vec<HealthCheck> {
+        let mut checks = Vec::new();
+        let mut check = |name: &str, level, message: String, remedy: &str| {
+            checks.push(HealthCheck { name: name.into(), level, message, remedy: remedy.into() });
+        };
+        for (record, alive, _) in &self.hosts {
+            if !alive {
+                let message = format!("host {} does not answer", record.name);
+                check("host-down", Level::Warning, message, "start its daemon, or look at its log");
+            }
+            for group in record.groups.iter().filter(|group| !group.healthy) {
+                let message = format!(
+                    "disk group {} on host {} has failed: {}",
+                    group.id, record.name, group.failure
+                );
+                let remedy = "replace the disk, restart the host, atoll group create";
+                check("group-failed", Level::Critical, message, remedy);
+            }
+        }
+        if self.hosts.iter().all(|(record, ..)| record.groups.is_empty()) {
+            let remedy = "atoll disk list; atoll group create DISK";
+            check("no-disks", Level::Warning, "no disk group has been created".into(), remedy);
+        }
+        let space = self.space();
+        if let Some(percent) = (space.used_bytes * 100).checked_div(space.capacity_bytes)
+            && percent >= FULL_WARNING
+        {
+            let level = if percent >= FULL_CRITICAL { Level::Critical } else { Level::Warning };
+            let message = format!("{percent} % of the space are in use");
+            check("nearly-full", level, message, "delete volumes, or add disks or hosts");
+        }
+        for volume in &self.volumes {
+            let name = &volume.name;
+            match self.state(volume) {
+                VolumeState::Inaccessible => {
+                    let missing: Vec<String> = volume
+                        .record
+                        .members()
+                        .filter(|(_, m)| !self.alive(m.host))
+                        .map(|(_, m)| host_name(&self.hosts, m.host))
+                        .collect();
+                    let message = match missing.is_empty() {
+                        true => format!("volume {name} has no copy that is in sync"),
+                        false => {
+                            format!("volume {name} waits for {}", missing.join(", "))
+                        }
+                    };
+                    let remedy = "bring those hosts back";
+                    check("volume-inaccessible", Level::Critical, message, remedy);
+                }
+                VolumeState::Degraded => {
+                    let message = format!("volume {name} has lost a copy");
+                    check("volume-degraded", Level::Warning, message, "it is restored by itself");
+                }
+                VolumeState::Resyncing => {
+                    let message = format!("a copy of volume {name} is brought up to date");
+                    check("volume-resyncing", Level::Warning, message, "atoll resync show");
+                }
+                _ => {}
+            }
+        }
+        let wrong = self.checksum_errors();
+        if wrong > 0 {
+            let message = format!("{wrong} checksums did not match since the hosts started");
+            let remedy = "repaired from other copies; 'atoll events' names the disks";
+            check("checksum-errors", Level::Warning, message, remedy);
+        }
+        checks
+    }
+}
+
+impl Engine {
+    /// The cluster at this moment.
+    ///
+    /// # Errors
+    /// The directory does not answer, or the host does not serve yet.
+    pub async fn view(&self) -> Result<View, Problem> {
+        let running = self.running()?;
+        let volumes = running.node.volumes().await.map_err(problem)?;
+        Ok(View { hosts: running.node.hosts(), volumes })
+    }
+
+    /// The cluster and its settings.
+    pub fn cluster(&self) -> Result<Cluster, Problem> {
+        let record = &self.running()?.cluster;
+        Ok(Cluster {
+            id: record.id.to_string(),
+            name: record.name.clone(),
+            release: env!("CARGO_PKG_VERSION").into(),
+            answered_by: self.config.host_name.clone(),
+            repair_delay_s: record.repair_delay_s,
+            resync_floor_bytes: record.resync_floor_bytes,
+        })
+    }
+
+    /// Checks of this host alone that did not pass.
+    pub fn local_checks(&self) -> Vec<HealthCheck> {
+        let unused = self.slots.iter().filter(|slot| slot.running.borrow().is_none());
+        let checks = unused.map(|slot| HealthCheck {
+            name: "disk-unused".into(),
+            level: Level::Warning,
+            message: format!(
+                "host {} does not use {}: {}",
+                self.config.host_name,
+                slot.paths().join(", "),
+                slot.trouble.borrow()
+            ),
+            remedy: format!("atoll disk list --host {}", self.config.host_name),
+        });
+        checks.collect()
+    }
+
+    /// This host's load, all volumes together.
+    pub fn local_io(&self) -> Io {
+        let totals = self.meter.totals();
+        totals.iter().map(|(name, _)| self.meter.rate(name)).fold(Io::default(), add)
+    }
+
+    /// All hosts; the load of this one only.
+    pub fn hosts(&self) -> Result<Vec<Host>, Problem> {
+        let hosts = self.running()?.node.hosts();
+        let all = hosts.into_iter().map(|(record, up, status)| Host {
+            up,
+            groups: record.groups.len() as u32,
+            owned_volumes: status.as_ref().map_or(0, |s| s.objects.len()) as u32,
+            space: status.as_ref().map(space_of).unwrap_or_default(),
+            io: if record.id == self.host { self.local_io() } else { Io::default() },
+            id: record.id.to_string(),
+            name: record.name,
+            fault_domain: record.fault_domain,
+            api: record.api,
+            peers: record.peers,
+            release: record.release,
+        });
+        Ok(all.collect())
+    }
+
+    /// All disk groups, as their hosts last said.
+    pub fn groups(&self) -> Result<Vec<Group>, Problem> {
+        let mut groups = Vec::new();
+        for (record, _, status) in self.running()?.node.hosts() {
+            for group in record.groups {
+                let said = status.as_ref().and_then(|s| s.groups.iter().find(|g| g.id == group.id));
+                let components = status.as_ref().map_or(0, |s| s.components.len());
+                groups.push(Group {
+                    id: group.id.to_string(),
+                    host: record.name.clone(),
+                    shape: match group.shape {
+                        record::GroupShape::SingleTier => GroupShape::SingleTier,
+                        record::GroupShape::AllFlash => GroupShape::AllFlash,
+                    },
+                    disks: group.disks.into_iter().map(|disk| disk.path).collect(),
+                    healthy: group.healthy,
+                    failure: group.failure,
+                    space: Space {
+                        capacity_bytes: said.map_or(group.capacity_bytes, |g| g.capacity_bytes),
+                        used_bytes: said.map_or(0, |g| g.used_bytes),
+                        free_bytes: said.map_or(0, |g| g.free_bytes),
+                    },
+                    log_bytes: said.map_or(0, |g| g.log_bytes),
+                    log_fill_percent: said.map_or(0, |g| (g.log_fill * 100.0).round() as u8),
+                    components: components as u32,
+                });
+            }
+        }
+        Ok(groups)
+    }
+
+    /// This host's disks.
+    pub async fn disks(&self) -> Result<Vec<Disk>, Problem> {
+        let running = self.running()?;
+        let hosts = running.node.hosts();
+        let mine = hosts.iter().find(|(record, ..)| record.id == self.host);
+        let mut all = Vec::new();
+        for slot in &self.slots {
+            let group = *slot.running.borrow();
+            let record = mine.and_then(|(record, ..)| {
+                record.groups.iter().find(|record| Some(record.id) == group)
+            });
+            let (name, cluster) = (&self.config.host_name, running.cluster.id);
+            all.extend(disks::describe(slot, name, cluster, self.config.backend, record).await);
+        }
+        Ok(all)
+    }
+
+    /// Erases one of this host's disks.
+    pub async fn disk_wipe(
+        &self,
+        request: DiskWipeRequest,
+        dry_run: bool,
+    ) -> Result<DiskWipe, Problem> {
+        let cluster = self.running()?.cluster.id;
+        let (name, backend) = (&self.config.host_name, self.config.backend);
+        let wiped = disks::erase(&self.slots, name, cluster, backend, &request, dry_run).await?;
+        if !dry_run {
+            let message = format!("{} was wiped: {}", wiped.path, wiped.erased);
+            self.running()?.node.note(Severity::Warning, "disk-wiped", None, message);
+        }
+        Ok(wiped)
+    }
+
+    /// Makes a disk group of empty disks of this host.
+    pub async fn group_create(
+        &self,
+        request: GroupCreate,
+        dry_run: bool,
+    ) -> Result<Group, Problem> {
+        let running = self.running()?;
+        let slot =
+            self.slots.iter().find(|slot| slot.paths() == request.disks).ok_or_else(|| {
+                let listed: Vec<String> = self.slots.iter().map(|s| s.paths().join(" ")).collect();
+                let hint = match listed.is_empty() {
+                    true => "its configuration has no [[group]]".into(),
+                    false => format!("its [[group]]s are: {}", listed.join("; ")),
+                };
+                let shown = atoll_api::name::show(&request.disks.join(" "));
+                let detail = format!("host {} has no [[group]] of {shown}", self.config.host_name);
+                Problem::new(Code::NotFound, detail).hint(hint).field("disks")
+            })?;
+        let (cluster, backend) = (running.cluster.id, self.config.backend);
+        let made =
+            disks::create(&running.world, slot, cluster, self.host, backend, dry_run).await?;
+        let shape =
+            if slot.config.all_flash { GroupShape::AllFlash } else { GroupShape::SingleTier };
+        let mut group = Group {
+            id: GroupId::default().to_string(),
+            host: self.config.host_name.clone(),
+            shape,
+            disks: slot.paths(),
+            healthy: true,
+            failure: String::new(),
+            space: Space::default(),
+            log_bytes: 0,
+            log_fill_percent: 0,
+            components: 0,
+        };
+        if let Some((store, record)) = made {
+            let space = store.space();
+            group.id = record.id.to_string();
+            group.log_bytes = space.log_bytes;
+            group.space = Space {
+                capacity_bytes: space.capacity_bytes,
+                used_bytes: space.used_bytes,
+                free_bytes: space.free_bytes,
+            };
+            let message = format!("disk group {} on {}", record.id, slot.paths().join(", "));
+            running.node.add_group(store, record);
+            running.node.note(Severity::Info, "group-created", None, message);
+        }
+        Ok(group)
+    }
+
+    /// All policies.
+    pub async fn policies(&self) -> Result<Vec<Policy>, Problem> {
+        let all = self.running()?.node.policies().await.map_err(problem)?;
+        Ok(all.into_iter().map(|(name, policy)| policy_item(name, &policy)).collect())
+    }
+
+    /// Makes a policy.
+    pub async fn policy_create(&self, policy: Policy, dry_run: bool) -> Result<Policy, Problem> {
+        let node = &self.running()?.node;
+        let wanted = record::Policy {
+            failures_to_tolerate: policy.failures_to_tolerate,
+            method: match policy.method {
+                Method::Mirror => record::Method::Mirror,
+            },
+            stripe_width: policy.stripe_width,
+            iops_limit: policy.iops_limit,
+        };
+        wanted.check().map_err(|why| Problem::new(Code::BadValue, why))?;
+        if dry_run {
+            if node.policies().await.map_err(problem)?.contains_key(&policy.name) {
+                let name = policy.name;
+                return Err(problem(ManageError::Exists { what: "policy", name }));
+            }
+            return Ok(policy);
+        }
+        node.create_policy(&policy.name, wanted).await.map_err(problem)?;
+        Ok(policy)
+    }
+
+    /// Deletes a policy.
+    pub async fn policy_delete(&self, name: &str, dry_run: bool) -> Result<(), Problem> {
+        let node = &self.running()?.node;
+        if !dry_run {
+            return node.delete_policy(name).await.map_err(problem);
+        }
+        node.policy(name).await.map_err(problem)?;
+        let used = node.volumes().await.map_err(problem)?;
+        match used.iter().find(|volume| volume.policy == name) {
+            Some(user) => {
+                let detail = format!("policy {name} is used by volume {}", user.name);
+                Err(Problem::new(Code::InUse, detail))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a volume could be placed now.
+    pub async fn policy_check(&self, name: &str, size_bytes: u64) -> Result<PolicyCheck, Problem> {
+        let node = &self.running()?.node;
+        let policy = node.policy(name).await.map_err(problem)?;
+        let verdict = node.check_policy(&policy, size_bytes);
+        let mut reasons = Vec::new();
+        match &verdict {
+            Ok(()) => {
+                let members = policy.members();
+                reasons.push(format!("{members} copies in {members} fault domains have room"));
+            }
+            Err(refusal) => {
+                let problem = cannot_place(refusal);
+                reasons.push(problem.detail);
+                reasons.extend(problem.hint.map(|hint| format!("possible: {hint}")));
+            }
+        }
+        Ok(PolicyCheck {
+            policy: name.to_owned(),
+            size_bytes,
+            fits: verdict.is_ok(),
+            raw_bytes: size_bytes.saturating_mul(policy.members() as u64),
+            reasons,
+        })
+    }
+
+    fn volume_item(&self, view: &VolumeView, cluster: &View) -> Volume {
+        let name = &view.name;
+        let mut exports = Vec::new();
+        if let Some(socket) = &self.config.nbd_socket {
+            exports.push(format!("nbd+unix:///{name}?socket={}", socket.display()));
+        }
+        if let Some(address) = self.config.nbd_tcp {
+            exports.push(format!("nbd://{address}/{name}"));
+        }
+        let sessions = self.meter.sessions().iter().filter(|s| s.volume == *name).count();
+        Volume {
+            name: name.clone(),
+            id: view.record.id.to_string(),
+            size_bytes: view.record.size_bytes,
+            used_bytes: view.used_bytes,
+            policy: view.policy.clone(),
+            failures_to_tolerate: view.record.policy.failures_to_tolerate,
+            state: cluster.state(view),
+            owner: view.record.owner.map(|owner| host_name(&cluster.hosts, owner.host)),
+            epoch: view.record.epoch.0,
+            sessions: sessions as u32,
+            created_at: rfc3339(view.created_ms),
+            revision: view.revision,
+            io: self.meter.rate(name),
+            exports,
+        }
+    }
+
+    /// All volumes; load and clients of this host only.
+    pub async fn volumes(&self) -> Result<Vec<Volume>, Problem> {
+        let view = self.view().await?;
+        Ok(view.volumes.iter().map(|volume| self.volume_item(volume, &view)).collect())
+    }
+
+    fn one(&self, running: &Running, volume: VolumeView) -> Volume {
+        let view = View { hosts: running.node.hosts(), volumes: Vec::new() };
+        self.volume_item(&volume, &view)
+    }
+
+    /// One volume, by name or id.
+    pub async fn volume(&self, name: &str) -> Result<Volume, Problem> {
+        let running = self.running()?;
+        let volume = running.node.volume(&self.name_of(name).await?).await.map_err(problem)?;
+        Ok(self.one(running, volume))
+    }
+
+    /// The name of the volume that is called so, or whose object has that id.
+    async fn name_of(&self, name: &str) -> Result<String, Problem> {
+        let node = &self.running()?.node;
+        match (node.volume(name).await, name.parse::<ObjectId>()) {
+            (Err(ManageError::NotFound { .. }), Ok(id)) => {
+                let volumes = node.volumes().await.map_err(problem)?;
+                let found = volumes.into_iter().find(|volume| volume.record.id == id);
+                found.map(|volume| volume.name).ok_or_else(|| Problem::not_found("volume", name))
+            }
+            (Err(error), _) => Err(problem(error)),
+            (Ok(volume), _) => Ok(volume.name),
+        }
+    }
+
+    /// Makes a volume.
+    pub async fn volume_create(
+        &self,
+        request: VolumeCreate,
+        dry_run: bool,
+    ) -> Result<Volume, Problem> {
+        let running = self.running()?;
+        let VolumeCreate { name, size_bytes, policy } = request;
+        let create = CreateVolume { name, size_bytes, policy, prefer: None, dry_run };
+        let volume = running.node.create_volume(create).await.map_err(problem)?;
+        Ok(self.one(running, volume))
+    }
+
+    /// Changes a volume.
+    pub async fn volume_patch(
+        &self,
+        name: &str,
+        patch: VolumePatch,
+        if_revision: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Volume, Problem> {
+        let running = self.running()?;
+        let node = &running.node;
+        let name = self.name_of(name).await?;
+        let Some(size) = patch.size_bytes else { return self.volume(&name).await };
+        let before = node.volume(&name).await.map_err(problem)?.record.size_bytes;
+        if size < before && !patch.shrink {
+            let detail = format!(
+                "the new size of volume {name}, {size} bytes, is below the present one, {before}: \
+                 what lies beyond would be lost"
+            );
+            return Err(Problem::new(Code::WouldRiskData, detail)
+                .hint(format!("atoll volume resize {name} {size} --shrink"))
+                .field("size_bytes"));
+        }
+        let changed =
+            node.resize_volume(&name, size, if_revision, dry_run).await.map_err(problem)?;
+        Ok(self.one(running, changed))
+    }
+
+    /// Deletes a volume.
+    pub async fn volume_delete(
+        &self,
+        name: &str,
+        if_revision: Option<u64>,
+        dry_run: bool,
+    ) -> Result<(), Problem> {
+        let name = self.name_of(name).await?;
+        let node = &self.running()?.node;
+        node.delete_volume(&name, if_revision, dry_run).await.map_err(problem)?;
+        if !dry_run {
+            self.meter.forget(&name);
+        }
+        Ok(())
+    }
+
+    /// Where a volume is, and why.
+    pub async fn placement(&self, name: &str) -> Result<Placement, Problem> {
+        let running = self.running()?;
+        let found = running.node.placement(&self.name_of(name).await?).await.map_err(problem)?;
+        let hosts = running.node.hosts();
+        let record = &found.volume.record;
+        let delay_ms = u64::from(running.cluster.repair_delay_s) * 1_000;
+        let members = record.members().map(|(leg, member)| {
+            let host = hosts.iter().find(|(host, ..)| host.id == member.host);
+            let (state, absent_since, rebuild_at) = match member.state {
+                record::MemberState::Active => (MemberState::Active, None, None),
+                record::MemberState::Resyncing { .. } => (MemberState::Resyncing, None, None),
+                record::MemberState::Absent { at_ms, lost, .. } => {
+                    let delay = if lost { 0 } else { delay_ms };
+                    (MemberState::Absent, Some(rfc3339(at_ms)), Some(rfc3339(at_ms + delay)))
+                }
+            };
+            Member {
+                leg: leg as u32,
+                component: member.component.to_string(),
+                host: host_name(&hosts, member.host),
+                group: member.group.to_string(),
+                fault_domain: host.map(|(h, ..)| h.fault_domain.clone()).unwrap_or_default(),
+                state,
+                absent_since,
+                rebuild_at,
+            }
+        });
+        Ok(Placement {
+            volume: found.volume.name.clone(),
+            object: record.id.to_string(),
+            size_bytes: record.size_bytes,
+            owner: record.owner.map(|owner| host_name(&hosts, owner.host)),
+            epoch: record.epoch.0,
+            members: members.collect(),
+            reasons: found.explanation.sentences(),
+        })
+    }
+
+    /// Changes resync on all hosts that answer.
+    pub async fn resync_patch(
+        &self,
+        paused: Option<bool>,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Resync, Problem> {
+        let running = self.running()?;
+        let (was_paused, was_limit) = running.node.objects().resync_settings();
+        let (paused, limit) = (paused.unwrap_or(was_paused), limit.unwrap_or(was_limit));
+        if !dry_run {
+            running.node.set_resync(paused, limit).await.map_err(problem)?;
+        }
+        let mut resync = self.view().await?.resync();
+        // Hosts tell every two seconds; what was just set is known already.
+        resync.paused = paused;
+        resync.limit_bytes_per_second = limit;
+        Ok(resync)
+    }
+
+    /// Scrubs; of this host exactly, of others as they last said.
+    pub fn scrubs(&self) -> Result<Vec<Scrub>, Problem> {
+        let node = &self.running()?.node;
+        let mut all = Vec::new();
+        for (record, _, status) in node.hosts() {
+            let status = if record.id == self.host { Some(node.status()) } else { status };
+            for group in status.into_iter().flat_map(|status| status.groups) {
+                all.push(Scrub {
+                    group: group.id.to_string(),
+                    host: record.name.clone(),
+                    running: group.scrub_running,
+                    blocks_checked: group.scrub_checked,
+                    blocks_total: group.scrub_total,
+                    blocks_bad: group.scrub_bad,
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Starts scrubs; rate 0 stops them. Of all, of one volume, or of one group of this host.
+    pub async fn scrub(
+        &self,
+        group: Option<&str>,
+        volume: Option<&str>,
+        rate: Option<u64>,
+    ) -> Result<(), Problem> {
+        let node = &self.running()?.node;
+        let rate = rate.unwrap_or(SCRUB_RATE);
+        let Some(group) = group else {
+            let volume = match volume {
+                Some(volume) => Some(self.name_of(volume).await?),
+                None => None,
+            };
+            return node.scrub(volume.as_deref(), rate).await.map_err(problem);
+        };
+        let stores = node.objects().members().stores();
+        let store = stores.iter().find(|store| store.group().to_string() == group);
+        store.ok_or_else(|| Problem::not_found("group", group))?.scrub(None, rate);
+        Ok(())
+    }
+
+    /// Work that goes on: resyncs and scrubs.
+    pub async fn tasks(&self) -> Result<Vec<Task>, Problem> {
+        let running = self.running()?;
+        let now = running.world.unix_ms();
+        let mut tasks = Vec::new();
+        for volume in running.node.volumes().await.map_err(problem)? {
+            let Some(owner) = volume.owner.filter(|owner| owner.resyncing) else { continue };
+            let (done, left) = (owner.resync_bytes_done, owner.resync_bytes_left);
+            let percent = (done * 100).checked_div(done + left).unwrap_or(0);
+            tasks.push(Task {
+                id: format!("resync-{}", volume.record.id),
+                kind: "resync".into(),
+                subject: volume.name,
+                state: TaskState::Running,
+                percent: percent.min(99) as u8,
+                message: format!("{} left", atoll_format::units::iec(left)),
+                started_at: rfc3339(now.saturating_sub((owner.resync_seconds * 1e3) as u64)),
+                ended_at: None,
+            });
+        }
+        for scrub in self.scrubs()?.into_iter().filter(|scrub| scrub.blocks_total > 0) {
+            let percent = (scrub.blocks_checked * 100).checked_div(scrub.blocks_total);
+            let percent = percent.unwrap_or(0) as u8;
+            tasks.push(Task {
+                id: format!("scrub-{}", scrub.group),
+                kind: "scrub".into(),
+                subject: format!("{} on {}", scrub.group, scrub.host),
+                state: if scrub.running { TaskState::Running } else { TaskState::Done },
+                percent: if scrub.running { percent.min(99) } else { 100 },
+                message: format!("{} bad blocks", scrub.blocks_bad),
+                started_at: rfc3339(now),
+                ended_at: None,
+            });
+        }
+        Ok(tasks)
+    }
+
+    /// Events with a higher id, of this host alone or of all that answer.
+    pub async fn events(&self, local: bool, since: u64) -> Result<Vec<Event>, Problem> {
+        let node = &self.running()?.node;
+        let mut found: Vec<NodeEvent> = Vec::new();
+        if local {
+            found = node.local_events(0, usize::MAX);
+        } else {
+            let mut after: BTreeMap<HostId, u64> = BTreeMap::new();
+            for _ in 0..EVENT_ROUNDS {
+                let more = node.events(&after).await;
+                if more.is_empty() {
+                    break;
+                }
+                for event in &more {
+                    let newest = after.entry(event.host).or_default();
+                    *newest = event.number.max(*newest);
+                }
+                found.extend(more);
+            }
+        }
+        let hosts = node.hosts();
+        // Without the directory, subjects are ids.
+        let volumes = node.volumes().await.unwrap_or_default();
+        let names: BTreeMap<ObjectId, String> =
+            volumes.into_iter().map(|volume| (volume.record.id, volume.name)).collect();
+        let events = found.into_iter().map(|event| Event {
+            id: event.at_ms * 1_000 + event.number % 1_000,
+            at: rfc3339(event.at_ms),
+            host: host_name(&hosts, event.host),
+            level: match event.severity {
+                Severity::Info => Level::Ok,
+                Severity::Warning => Level::Warning,
+                Severity::Error => Level::Critical,
+            },
+            kind: event.kind,
+            subject: event
+                .object
+                .map(|id| names.get(&id).cloned().unwrap_or_else(|| id.to_string()))
+                .unwrap_or_default(),
+            message: event.message,
+        });
+        Ok(events.filter(|event| event.id > since).collect())
+    }
+
+    /// Clients of this host.
+    pub fn sessions(&self, volume: Option<&str>) -> Vec<Session> {
+        let sessions = self.meter.sessions().into_iter();
+        let wanted = sessions.filter(|s| volume.is_none_or(|volume| s.volume == volume));
+        let sessions = wanted.map(|session| {
+            let totals = session.totals();
+            Session {
+                volume: session.volume.clone(),
+                host: self.config.host_name.clone(),
+                protocol: "nbd".into(),
+                peer: session.peer.to_string(),
+                since: rfc3339(session.since_ms),
+                reads: totals.reads,
+                writes: totals.writes,
+                in_flight: session.in_flight(),
+            }
+        });
+        sessions.collect()
+    }
+
+    /// Numbers for Prometheus, of this host.
+    pub fn metrics(&self) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        let mut put = |name, help, counter, labels: &[(&'static str, &str)], value: f64| {
+            let labels = labels.iter().map(|&(label, text)| (label, text.to_owned())).collect();
+            samples.push(Sample { name, help, counter, labels, value });
+        };
+        let host = self.config.host_name.as_str();
+        let version = env!("CARGO_PKG_VERSION");
+        put("atoll_info", "Constant 1.", false, &[("host", host), ("version", version)], 1.0);
+        let serving = self.running();
+        let up = f64::from(u8::from(serving.is_ok()));
+        put("atoll_serving", "1 while this host serves volumes.", false, &[("host", host)], up);
+        for (name, totals) in self.meter.totals() {
+            let labels = [("host", host), ("volume", name.as_str())];
+            for (name, help, value) in volume_samples(&totals) {
+                put(name, help, true, &labels, value);
+            }
+        }
+        let Ok(running) = serving else { return samples };
+        let status = running.node.status();
+        for group in &status.groups {
+            let id = group.id.to_string();
+            let labels = [("host", host), ("group", id.as_str())];
+            let gauges = [
+                ("atoll_group_capacity_bytes", "Space of the group.", group.capacity_bytes),
+                ("atoll_group_used_bytes", "Space in use.", group.used_bytes),
+                ("atoll_group_free_bytes", "Space for new data.", group.free_bytes),
+                ("atoll_group_log_bytes", "Size of the write log.", group.log_bytes),
+            ];
+            for (name, help, value) in gauges {
+                put(name, help, false, &labels, value as f64);
+            }
+            let fill = "Part of the write log in use.";
+            put("atoll_group_log_fill_ratio", fill, false, &labels, group.log_fill);
+            let healthy = f64::from(u8::from(group.failure.is_empty()));
+            put("atoll_group_healthy", "0 once it has failed.", false, &labels, healthy);
+            let counters = [
+                (
+                    "atoll_group_checksum_errors_total",
+                    "Checksums that did not match.",
+                    group.checksum_errors,
+                ),
+                ("atoll_group_device_errors_total", "Errors of its devices.", group.device_errors),
+                ("atoll_group_ops_written_total", "Operations appended.", group.ops_written),
+                ("atoll_group_written_bytes_total", "Payload appended.", group.bytes_written),
+                ("atoll_group_blocks_read_total", "Blocks read for callers.", group.blocks_read),
+                ("atoll_group_log_batches_total", "Batches of the log.", group.log_batches),
+                (
+                    "atoll_group_log_written_bytes_total",
+                    "Bytes written to the log.",
+                    group.log_bytes_written,
+                ),
+                (
+                    "atoll_group_destaged_bytes_total",
+                    "Bytes moved to capacity.",
+                    group.destaged_bytes,
+                ),
+                ("atoll_group_metadata_bytes_total", "Metadata written.", group.metadata_bytes),
+                (
+                    "atoll_group_blocks_copied_in_total",
+                    "Blocks put in by resync and repair.",
+                    group.blocks_copied_in,
+                ),
+            ];
+            for (name, help, value) in counters {
+                put(name, help, true, &labels, value as f64);
+            }
+        }
+        let own = [("host", host)];
+        let left: u64 = status.objects.iter().map(|object| object.resync_bytes_left).sum();
+        put(
+            "atoll_resync_left_bytes",
+            "Left to look at, of what this host owns.",
+            false,
+            &own,
+            left as f64,
+        );
+        let owned = status.objects.len() as f64;
+        put("atoll_owned_volumes", "Volumes whose I/O this host orders.", false, &own, owned);
+        let up = running.node.hosts().iter().filter(|(_, alive, _)| *alive).count();
+        put(
+            "atoll_hosts_up",
+            "Hosts that this one reaches, itself included.",
+            false,
+            &own,
+            up as f64,
+        );
+        put(
+            "atoll_uptime_seconds",
+            "Since the host began.",
+            false,
+            &own,
+            seconds(Nanos((status.uptime_s * 1e9) as u64)) as f64,
+        );
+        let nbd = running.nbd.stats();
+        put("atoll_nbd_connections", "NBD clients.", false, &own, nbd.connections as f64);
+        put(
+            "atoll_nbd_held_bytes",
+            "Data held for NBD clients.",
+            false,
+            &own,
+            nbd.held_bytes as f64,
+        );
+        let counters = [
+            ("atoll_nbd_accepted_total", "Connections accepted.", nbd.accepted),
+            ("atoll_nbd_refused_total", "Connections refused.", nbd.refused),
+            ("atoll_nbd_violations_total", "Clients that broke the protocol.", nbd.violations),
+            ("atoll_nbd_requests_total", "Requests carried out.", nbd.requests),
+            ("atoll_nbd_failures_total", "Requests that the volume failed.", nbd.failures),
+            ("atoll_nbd_invalid_total", "Requests that were refused.", nbd.invalid),
+        ];
+        for (name, help, value) in counters {
+            put(name, help, true, &own, value as f64);
+        }
+        samples
+    }
+}
+
+fn policy_item(name: String, policy: &record::Policy) -> Policy {
+    Policy {
+        name,
+        failures_to_tolerate: policy.failures_to_tolerate,
+        method: match policy.method {
+            record::Method::Mirror => Method::Mirror,
+        },
+        stripe_width: policy.stripe_width,
+        iops_limit: policy.iops_limit,
+    }
+}
+
+fn volume_samples(totals: &Totals) -> [(&'static str, &'static str, f64); 7] {
+    [
+        ("atoll_volume_reads_total", "Reads of clients.", totals.reads as f64),
+        ("atoll_volume_writes_total", "Writes of clients.", totals.writes as f64),
+        ("atoll_volume_read_bytes_total", "Bytes read.", totals.read_bytes as f64),
+        ("atoll_volume_written_bytes_total", "Bytes written.", totals.write_bytes as f64),
+        ("atoll_volume_read_seconds_total", "Time of reads.", totals.read_ns as f64 / 1e9),
+        ("atoll_volume_write_seconds_total", "Time of writes.", totals.write_ns as f64 / 1e9),
+        ("atoll_volume_errors_total", "Operations that failed.", totals.errors as f64),
+    ]
+}

@@ -1,0 +1,470 @@
+//! The engine behind the REST server: most questions go to this host's shard; what only another
+//! host knows (its disks, its clients, its load) is asked of that host's own interface.
+//!
+//! Invariants: a question to another host is asked with `scope=local` or names that host, so that
+//! it is never passed on twice; a host that does not answer in time is left out, and is shown as
+//! such by the health checks.
+
+use super::Engine;
+use super::admin::View;
+use super::meter::add;
+use crate::bridge::Bridge;
+use crate::control::{Change, Control, Sample, Scope};
+use atoll_api::client::{Call, escape};
+use atoll_api::envelope::{List, Named};
+use atoll_api::routes::PREFIX;
+use atoll_api::types::{
+    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, HealthCheck, Host,
+    Io, Level, Placement, Policy, PolicyCheck, Resync, ResyncPatch, Scrub, ScrubStart, Session,
+    Status, Task, Volume, VolumeCreate, VolumePatch, VolumeState,
+};
+use atoll_api::{Client, Code, Endpoint, Item, Problem};
+use hyper::Method;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// How long another host may take to tell what it knows.
+const ASK_WAIT: Duration = Duration::from_secs(2);
+/// How long another host may take to do something.
+const DO_WAIT: Duration = Duration::from_secs(100);
+
+type Answer<T> = Result<T, Problem>;
+
+/// The engine, from any thread. Clones are the same.
+#[derive(Clone)]
+pub struct EngineControl {
+    bridge: Bridge<Engine>,
+    name: String,
+    id: String,
+}
+
+/// What another host says of itself.
+#[derive(Default)]
+struct Said {
+    volumes: Vec<Volume>,
+    checks: Vec<HealthCheck>,
+}
+
+impl EngineControl {
+    /// In front of the shard at the other end of `bridge`; `name` and `id` are this host's.
+    pub fn new(bridge: Bridge<Engine>, name: String, id: String) -> Self {
+        Self { bridge, name, id }
+    }
+
+    async fn local_hosts(&self) -> Answer<Vec<Host>> {
+        self.bridge.call(|engine| async move { engine.hosts() }).await
+    }
+
+    /// Asks every other host that is up, all at once, for a list of what only it knows.
+    async fn ask_all<T>(&self, path: &str) -> Answer<Vec<(String, Vec<T>)>>
+    where
+        T: DeserializeOwned + Named + Send + 'static,
+    {
+        let mut asked = JoinSet::new();
+        for host in self.local_hosts().await? {
+            if let Some(client) = self.client_of(&host, ASK_WAIT).filter(|_| host.up) {
+                let call = Call::get(format!("{PREFIX}{path}"));
+                asked.spawn(async move { (host.name, client.list::<T>(call).await) });
+            }
+        }
+        let mut all = Vec::new();
+        while let Some(answer) = asked.join_next().await {
+            if let Ok((name, Ok(List { items, .. }))) = answer {
+                all.push((name, items));
+            }
+        }
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(all)
+    }
+
+    /// Load, clients and troubles of every other host that answers.
+    async fn others(&self) -> Answer<BTreeMap<String, Said>> {
+        let mut asked = JoinSet::new();
+        for host in self.local_hosts().await? {
+            if let Some(client) = self.client_of(&host, ASK_WAIT).filter(|_| host.up) {
+                asked.spawn(async move {
+                    let volumes = Call::get(format!("{PREFIX}/volumes?scope=local"));
+                    let health = Call::get(format!("{PREFIX}/health?scope=local"));
+                    let (volumes, health) =
+                        tokio::join!(client.list::<Volume>(volumes), client.item::<Health>(health));
+                    let volumes = volumes.map(|list| list.items).unwrap_or_default();
+                    let checks = health.map(|health| health.item.checks).unwrap_or_default();
+                    (host.name, Said { volumes, checks })
+                });
+            }
+        }
+        let mut all = BTreeMap::new();
+        while let Some(answer) = asked.join_next().await {
+            if let Ok((name, said)) = answer {
+                all.insert(name, said);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A client of another host; none if it is this one, or has no interface.
+    fn client_of(&self, host: &Host, timeout: Duration) -> Option<Client> {
+        let other = host.id != self.id && !host.api.is_empty();
+        other.then(|| Client::new(Endpoint::Tcp(host.api.clone()), timeout))
+    }
+
+    /// The host that is meant: none for this one.
+    async fn other(&self, host: &str) -> Answer<Option<(Host, Client)>> {
+        if host == self.name || host == self.id {
+            return Ok(None);
+        }
+        let hosts = self.local_hosts().await?;
+        let found = hosts.into_iter().find(|h| h.name == host || h.id == host);
+        let found = found.ok_or_else(|| Problem::not_found("host", host))?;
+        let down = |why: &str| {
+            Problem::new(Code::Unavailable, format!("host {} {why}", found.name))
+                .hint("atoll host list")
+        };
+        if !found.up {
+            return Err(down("does not answer"));
+        }
+        let client = self.client_of(&found, DO_WAIT);
+        let client = client.ok_or_else(|| down("has no network.api to be asked at"))?;
+        Ok(Some((found, client)))
+    }
+
+    async fn everything(&self, scope: Scope) -> Answer<(Status, BTreeMap<String, Said>)> {
+        let said = match scope {
+            Scope::Local => BTreeMap::new(),
+            Scope::Cluster => self.others().await?,
+        };
+        let mut status = self
+            .bridge
+            .call(move |engine| async move {
+                let cluster = engine.cluster()?;
+                let view = engine.view().await?;
+                let mut checks = engine.local_checks();
+                if scope == Scope::Cluster {
+                    checks.extend(view.checks());
+                }
+                Ok(summary(cluster, &view, engine.local_io(), checks))
+            })
+            .await?;
+        for said in said.values() {
+            status.io = said.volumes.iter().map(|volume| volume.io).fold(status.io, add);
+            status.health.checks.extend(said.checks.iter().cloned());
+        }
+        status.health.checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
+        status.health.level =
+            status.health.checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
+        Ok((status, said))
+    }
+}
+
+fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> Status {
+    let states: Vec<VolumeState> = view.volumes.iter().map(|volume| view.state(volume)).collect();
+    let count = |wanted: &[VolumeState]| {
+        states.iter().filter(|state| wanted.contains(state)).count() as u32
+    };
+    let resync = view.resync();
+    Status {
+        cluster,
+        health: Health { level: Level::Ok, checks },
+        space: view.space(),
+        io,
+        hosts_up: view.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
+        hosts: view.hosts.len() as u32,
+        volumes: states.len() as u32,
+        volumes_degraded: count(&[VolumeState::Degraded, VolumeState::Resyncing]),
+        volumes_inaccessible: count(&[VolumeState::Inaccessible]),
+        resync_bytes_left: resync.bytes_left,
+        resync_seconds_left: resync.seconds_left,
+        checksum_errors: view.checksum_errors(),
+    }
+}
+
+impl Control for EngineControl {
+    fn unix_ms(&self) -> u64 {
+        atoll_real::unix_ms()
+    }
+
+    async fn ready(&self) -> Result<(), String> {
+        let ready = self.bridge.call(|engine| async move {
+            let running = engine.running()?;
+            if running.node.is_published() {
+                return Ok(());
+            }
+            Err(Problem::new(Code::Unavailable, "this host is not known to the cluster yet"))
+        });
+        ready.await.map_err(|problem| problem.detail)
+    }
+
+    async fn metrics(&self) -> Answer<Vec<Sample>> {
+        self.bridge.call(|engine| async move { Ok(engine.metrics()) }).await
+    }
+
+    async fn status(&self, scope: Scope) -> Answer<Status> {
+        self.everything(scope).await.map(|(status, _)| status)
+    }
+
+    async fn cluster(&self) -> Answer<Cluster> {
+        self.bridge.call(|engine| async move { engine.cluster() }).await
+    }
+
+    async fn health(&self, scope: Scope) -> Answer<Health> {
+        self.everything(scope).await.map(|(status, _)| status.health)
+    }
+
+    async fn hosts(&self, scope: Scope) -> Answer<Vec<Host>> {
+        let mut hosts = self.local_hosts().await?;
+        if scope == Scope::Cluster {
+            for (name, volumes) in self.ask_all::<Volume>("/volumes?scope=local").await? {
+                if let Some(host) = hosts.iter_mut().find(|host| host.name == name) {
+                    host.io = volumes.iter().map(|volume| volume.io).fold(Io::default(), add);
+                }
+            }
+        }
+        Ok(hosts)
+    }
+
+    async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
+        match self.other(host).await? {
+            None => self.bridge.call(|engine| async move { engine.disks().await }).await,
+            Some((host, client)) => {
+                let path = format!("{PREFIX}/hosts/{}/disks", escape(&host.name));
+                Ok(client.list::<Disk>(Call::get(path)).await?.items)
+            }
+        }
+    }
+
+    async fn disk_wipe(
+        &self,
+        host: &str,
+        request: DiskWipeRequest,
+        change: Change,
+    ) -> Answer<DiskWipe> {
+        match self.other(host).await? {
+            None => {
+                let wipe = move |engine: std::rc::Rc<Engine>| async move {
+                    engine.disk_wipe(request, change.dry_run).await
+                };
+                self.bridge.call(wipe).await
+            }
+            Some((host, client)) => {
+                let (host, dry) = (escape(&host.name), change.dry_run);
+                let path = format!("{PREFIX}/hosts/{host}/disks:wipe?dry_run={dry}");
+                let call = Call::of(Method::POST, path).json(&request);
+                Ok(client.item::<DiskWipe>(call).await?.item)
+            }
+        }
+    }
+
+    async fn groups(&self, _scope: Scope) -> Answer<Vec<Group>> {
+        self.bridge.call(|engine| async move { engine.groups() }).await
+    }
+
+    async fn group_create(&self, mut request: GroupCreate, change: Change) -> Answer<Group> {
+        let host = request.host.take();
+        let other = match host {
+            Some(host) => self.other(&host).await?,
+            None => None,
+        };
+        match other {
+            None => {
+                let create = move |engine: std::rc::Rc<Engine>| async move {
+                    engine.group_create(request, change.dry_run).await
+                };
+                self.bridge.call(create).await
+            }
+            Some((_, client)) => {
+                let path = format!("{PREFIX}/groups?dry_run={}", change.dry_run);
+                let call = Call::of(Method::POST, path).json(&request);
+                let Item { item, .. } = client.item::<Group>(call).await?;
+                Ok(item)
+            }
+        }
+    }
+
+    async fn policies(&self) -> Answer<Vec<Policy>> {
+        self.bridge.call(|engine| async move { engine.policies().await }).await
+    }
+
+    async fn policy_create(&self, policy: Policy, change: Change) -> Answer<Policy> {
+        let dry_run = change.dry_run;
+        self.bridge
+            .call(move |engine| async move { engine.policy_create(policy, dry_run).await })
+            .await
+    }
+
+    async fn policy_delete(&self, name: &str, change: Change) -> Answer<()> {
+        let (name, dry_run) = (name.to_owned(), change.dry_run);
+        self.bridge
+            .call(move |engine| async move { engine.policy_delete(&name, dry_run).await })
+            .await
+    }
+
+    async fn policy_check(&self, name: &str, size_bytes: u64) -> Answer<PolicyCheck> {
+        let name = name.to_owned();
+        self.bridge
+            .call(move |engine| async move { engine.policy_check(&name, size_bytes).await })
+            .await
+    }
+
+    async fn volumes(&self, scope: Scope) -> Answer<Vec<Volume>> {
+        let mut volumes = self.bridge.call(|engine| async move { engine.volumes().await }).await?;
+        if scope == Scope::Cluster {
+            for (_, theirs) in self.ask_all::<Volume>("/volumes?scope=local").await? {
+                for volume in &mut volumes {
+                    if let Some(there) = theirs.iter().find(|there| there.id == volume.id) {
+                        volume.io = add(volume.io, there.io);
+                        volume.sessions += there.sessions;
+                    }
+                }
+            }
+        }
+        Ok(volumes)
+    }
+
+    async fn volume(&self, name: &str) -> Answer<Volume> {
+        let name = name.to_owned();
+        self.bridge.call(move |engine| async move { engine.volume(&name).await }).await
+    }
+
+    async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
+        let dry_run = change.dry_run;
+        self.bridge
+            .call(move |engine| async move { engine.volume_create(request, dry_run).await })
+            .await
+    }
+
+    async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
+        let name = name.to_owned();
+        let Change { dry_run, if_revision } = change;
+        let patch = move |engine: std::rc::Rc<Engine>| async move {
+            engine.volume_patch(&name, patch, if_revision, dry_run).await
+        };
+        self.bridge.call(patch).await
+    }
+
+    async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
+        let name = name.to_owned();
+        let Change { dry_run, if_revision } = change;
+        let delete = move |engine: std::rc::Rc<Engine>| async move {
+            engine.volume_delete(&name, if_revision, dry_run).await
+        };
+        self.bridge.call(delete).await
+    }
+
+    async fn placement(&self, name: &str) -> Answer<Placement> {
+        let name = name.to_owned();
+        self.bridge.call(move |engine| async move { engine.placement(&name).await }).await
+    }
+
+    async fn resync(&self, _scope: Scope) -> Answer<Resync> {
+        self.bridge.call(|engine| async move { Ok(engine.view().await?.resync()) }).await
+    }
+
+    async fn resync_patch(&self, patch: ResyncPatch, change: Change) -> Answer<Resync> {
+        let ResyncPatch { paused, limit_bytes_per_second } = patch;
+        let dry_run = change.dry_run;
+        let patch = move |engine: std::rc::Rc<Engine>| async move {
+            engine.resync_patch(paused, limit_bytes_per_second, dry_run).await
+        };
+        self.bridge.call(patch).await
+    }
+
+    async fn scrubs(&self, scope: Scope) -> Answer<Vec<Scrub>> {
+        let mut scrubs = self.bridge.call(|engine| async move { engine.scrubs() }).await?;
+        let own = self.name.clone();
+        match scope {
+            Scope::Local => scrubs.retain(|scrub| scrub.host == own),
+            Scope::Cluster => {
+                // Exact, where the host answers; else what it last said.
+                for (host, theirs) in self.ask_all::<Scrub>("/scrubs?scope=local").await? {
+                    scrubs.retain(|scrub| scrub.host != host);
+                    scrubs.extend(theirs);
+                }
+            }
+        }
+        Ok(scrubs)
+    }
+
+    async fn scrub_start(
+        &self,
+        request: ScrubStart,
+        scope: Scope,
+        change: Change,
+    ) -> Answer<Vec<Scrub>> {
+        if request.bytes_per_second == Some(0) {
+            return Err(Problem::new(Code::BadValue, "bytes_per_second must not be 0")
+                .hint("DELETE /api/v1/scrubs stops scrubs")
+                .field("bytes_per_second"));
+        }
+        if !change.dry_run {
+            let rate = request.bytes_per_second;
+            self.scrub(request.group, request.volume, rate, scope).await?;
+        }
+        self.scrubs(scope).await
+    }
+
+    async fn scrub_stop(&self, group: Option<&str>, scope: Scope, change: Change) -> Answer<()> {
+        if change.dry_run {
+            return Ok(());
+        }
+        self.scrub(group.map(str::to_owned), None, Some(0), scope).await
+    }
+
+    async fn tasks(&self, _scope: Scope) -> Answer<Vec<Task>> {
+        self.bridge.call(|engine| async move { engine.tasks().await }).await
+    }
+
+    async fn events(&self, scope: Scope, since: u64) -> Answer<Vec<Event>> {
+        let local = scope == Scope::Local;
+        self.bridge.call(move |engine| async move { engine.events(local, since).await }).await
+    }
+
+    async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Answer<Vec<Session>> {
+        let wanted = volume.map(str::to_owned);
+        let mine = move |engine: std::rc::Rc<Engine>| async move {
+            Ok(engine.sessions(wanted.as_deref()))
+        };
+        let mut sessions = self.bridge.call(mine).await?;
+        if scope == Scope::Cluster {
+            let filter = volume.map(|volume| format!("&volume={}", escape(volume)));
+            let path = format!("/sessions?scope=local{}", filter.unwrap_or_default());
+            for (_, theirs) in self.ask_all::<Session>(&path).await? {
+                sessions.extend(theirs);
+            }
+        }
+        Ok(sessions)
+    }
+}
+
+impl EngineControl {
+    /// Starts (or with rate 0 stops) scrubs, on the host that has the group if one is named.
+    async fn scrub(
+        &self,
+        group: Option<String>,
+        volume: Option<String>,
+        rate: Option<u64>,
+        scope: Scope,
+    ) -> Answer<()> {
+        if let (Some(id), Scope::Cluster) = (&group, scope) {
+            let groups = self.groups(Scope::Cluster).await?;
+            let found = groups.iter().find(|group| group.id == *id);
+            let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
+            if let Some((_, client)) = self.other(host).await? {
+                let path = format!("{PREFIX}/scrubs?scope=local");
+                let call = if rate == Some(0) {
+                    Call::of(Method::DELETE, format!("{path}&group={}", escape(id)))
+                } else {
+                    let group = group.clone();
+                    let start = ScrubStart { group, volume: None, bytes_per_second: rate };
+                    Call::of(Method::POST, path).json(&start)
+                };
+                return client.bytes(call).await.map(drop);
+            }
+        }
+        let scrub = move |engine: std::rc::Rc<Engine>| async move {
+            engine.scrub(group.as_deref(), volume.as_deref(), rate).await
+        };
+        self.bridge.call(scrub).await
+    }
+}

@@ -1,0 +1,340 @@
+//! Disks and disk groups of this host: what the configuration lists, what is found there, and the
+//! stores that run on it.
+//!
+//! Invariants: a group starts by itself only from labels of this cluster; disks are formatted and
+//! wiped only by command, and never one of a running group; what cannot be used is said in the
+//! log and in the disk list, and keeps nothing else from starting.
+
+use super::{HostStore, HostWorld};
+use crate::config::{self, Config, GroupConfig};
+use atoll_api::types::{Disk as DiskItem, DiskState, DiskWipe, DiskWipeRequest};
+use atoll_api::{Code, Problem};
+use atoll_format::id::{ClusterId, GroupId, HostId};
+use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
+use atoll_format::superblock::{Shape, Superblock};
+use atoll_real::{Backend, OpenError, OpenOptions, RealDisk};
+use atoll_store::{FormatError, FormatSpec, Inspection, OpenSpec, format_group, inspect, wipe};
+use atoll_world::{Components, Disk, World};
+use std::cell::RefCell;
+use std::path::Path;
+
+/// One `[[group]]` of the configuration.
+pub struct Slot {
+    pub config: GroupConfig,
+    /// The group that runs on it.
+    pub running: RefCell<Option<GroupId>>,
+    /// Why none does.
+    pub trouble: RefCell<String>,
+}
+
+impl Slot {
+    /// What the configuration lists, nothing running yet.
+    pub fn all(config: &Config) -> Vec<Self> {
+        let slot = |group: &GroupConfig| Self {
+            config: group.clone(),
+            running: RefCell::new(None),
+            trouble: RefCell::new("not started yet".into()),
+        };
+        config.groups.iter().map(slot).collect()
+    }
+
+    /// Its disks, for messages.
+    pub fn paths(&self) -> Vec<String> {
+        self.config.disks.iter().map(|path| path.display().to_string()).collect()
+    }
+
+    fn shape(&self) -> Shape {
+        if self.config.all_flash { Shape::AllFlash } else { Shape::SingleTier }
+    }
+}
+
+/// Opens a disk for this process alone.
+///
+/// # Errors
+/// [`Code::BadDisk`] names the path and what to do.
+pub fn open(path: &Path, backend: config::Backend) -> Result<RealDisk, Problem> {
+    let backend = match backend {
+        config::Backend::Auto => Backend::Auto,
+        config::Backend::Uring => Backend::Uring,
+        config::Backend::Threads => Backend::Threads,
+    };
+    RealDisk::open(path, OpenOptions { backend, read_only: false }).map_err(|e| {
+        let hint = match &e {
+            OpenError::Open { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
+                "is it plugged in? the configuration lists it under [[group]]"
+            }
+            OpenError::Open { .. } => "the daemon must be able to read and write it",
+            OpenError::InUse { .. } => "unmount it, or stop whoever uses it",
+            OpenError::NotADisk { .. } => "list a block device or a file under [[group]]",
+            OpenError::NoDirectIo { .. } => "list another device under [[group]]",
+            OpenError::Backend(_) => "io.backend = \"auto\" falls back to threads",
+        };
+        Problem::new(Code::BadDisk, e.to_string()).hint(hint)
+    })
+}
+
+/// What is on a disk, in words; none if it is empty.
+fn contents(found: &Inspection, cluster: ClusterId) -> Option<String> {
+    match found {
+        Inspection::Empty => None,
+        Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
+            Some(format!("disk group {} of this cluster", superblock.group))
+        }
+        Inspection::Ours { superblock, .. } => {
+            let (group, theirs) = (superblock.group, superblock.cluster);
+            Some(format!("disk group {group} of another cluster ({theirs})"))
+        }
+        Inspection::Foreign { what } => Some(format!("foreign data: {what}")),
+        Inspection::Unsupported(e) => Some(format!("a disk group of another version: {e}")),
+        Inspection::Damaged(e) => Some(format!("a damaged label of ours: {e}")),
+    }
+}
+
+async fn look(disk: &RealDisk, path: &Path) -> Result<Inspection, Problem> {
+    inspect(disk)
+        .await
+        .map_err(|e| Problem::new(Code::BadDisk, format!("disk '{}': {e}", path.display())))
+}
+
+/// A store that runs, and what the cluster is told of it.
+pub type Started = (HostStore, GroupRecord);
+
+/// Starts the group on the disks of a slot, if they carry one of this cluster.
+///
+/// # Errors
+/// Why not; nothing was changed.
+pub async fn start(
+    world: &HostWorld,
+    slot: &Slot,
+    cluster: ClusterId,
+    backend: config::Backend,
+) -> Result<Started, Problem> {
+    let mut disks = Vec::new();
+    let mut labels = Vec::new();
+    for path in &slot.config.disks {
+        let disk = open(path, backend)?;
+        let found = look(&disk, path).await?;
+        let shown = path.display();
+        match found {
+            Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
+                labels.push(*superblock);
+            }
+            Inspection::Empty => {
+                return Err(Problem::new(Code::Conflict, format!("disk '{shown}' is empty"))
+                    .hint(format!("atoll group create {}", slot.paths().join(" "))));
+            }
+            other => {
+                let what = contents(&other, cluster).unwrap_or_default();
+                return Err(Problem::new(
+                    Code::ForeignDisk,
+                    format!("disk '{shown}' holds {what}: it is left alone"),
+                )
+                .hint(format!("atoll disk wipe {shown} erases it")));
+            }
+        }
+        disks.push(disk);
+    }
+    run(world, slot, disks, &labels, cluster).await
+}
+
+async fn run(
+    world: &HostWorld,
+    slot: &Slot,
+    disks: Vec<RealDisk>,
+    labels: &[Superblock],
+    cluster: ClusterId,
+) -> Result<Started, Problem> {
+    let named = |why: String| {
+        Problem::new(Code::BadDisk, format!("disks {}: {why}", slot.paths().join(", ")))
+    };
+    let sizes: Vec<u64> = disks.iter().map(Disk::len_bytes).collect();
+    let spec = OpenSpec { cluster: Some(cluster), ..OpenSpec::default() };
+    let store = HostStore::open(world.clone(), disks, spec).await;
+    let store = store.map_err(|e| named(e.to_string()))?;
+    let disk = |((path, label), size_bytes): ((&std::path::PathBuf, &Superblock), u64)| {
+        DiskRecord { id: label.disk, path: path.display().to_string(), size_bytes }
+    };
+    let record = GroupRecord {
+        id: store.group(),
+        shape: if slot.config.all_flash { GroupShape::AllFlash } else { GroupShape::SingleTier },
+        disks: slot.config.disks.iter().zip(labels).zip(sizes).map(disk).collect(),
+        capacity_bytes: store.space().capacity_bytes,
+        healthy: true,
+        failure: String::new(),
+    };
+    *slot.running.borrow_mut() = Some(record.id);
+    slot.trouble.borrow_mut().clear();
+    Ok((store, record))
+}
+
+/// Labels the empty disks of a slot and starts the group.
+///
+/// # Errors
+/// [`Code::ForeignDisk`], [`Code::BadDisk`], [`Code::Conflict`]; nothing was changed unless the
+/// device itself failed.
+pub async fn create(
+    world: &HostWorld,
+    slot: &Slot,
+    cluster: ClusterId,
+    host: HostId,
+    backend: config::Backend,
+    dry_run: bool,
+) -> Result<Option<Started>, Problem> {
+    if let Some(group) = *slot.running.borrow() {
+        let detail = format!("disk group {group} runs on {} already", slot.paths().join(", "));
+        return Err(Problem::new(Code::Exists, detail).hint("atoll group list"));
+    }
+    let mut disks = Vec::new();
+    for path in &slot.config.disks {
+        let disk = open(path, backend)?;
+        if let Some(what) = contents(&look(&disk, path).await?, cluster) {
+            let shown = path.display();
+            return Err(Problem::new(Code::ForeignDisk, format!("disk '{shown}' holds {what}"))
+                .hint(format!("atoll disk wipe {shown} erases it")));
+        }
+        disks.push(disk);
+    }
+    if dry_run {
+        return Ok(None);
+    }
+    let spec = FormatSpec {
+        cluster,
+        host,
+        group: GroupId(world.random()),
+        shape: slot.shape(),
+        log_bytes: slot.config.log_bytes,
+    };
+    let labels = format_group(world, &disks, spec).await.map_err(|e| {
+        let code = match &e {
+            FormatError::Ours { .. }
+            | FormatError::OursUnusable { .. }
+            | FormatError::Foreign { .. } => Code::ForeignDisk,
+            _ => Code::BadDisk,
+        };
+        let detail = format!("disks {}: {e}", slot.paths().join(", "));
+        match &e {
+            FormatError::LogSize { .. } => {
+                Problem::new(code, detail).hint(format!("'log' at {} sets it", slot.config.origin))
+            }
+            _ => Problem::new(code, detail),
+        }
+    })?;
+    run(world, slot, disks, &labels.disks, cluster).await.map(Some)
+}
+
+/// What the disks of a slot are at this moment. `failed` is why its running group is out of use.
+pub async fn describe(
+    slot: &Slot,
+    host: &str,
+    cluster: ClusterId,
+    backend: config::Backend,
+    record: Option<&GroupRecord>,
+) -> Vec<DiskItem> {
+    let mut items = Vec::new();
+    for (index, path) in slot.config.disks.iter().enumerate() {
+        let mut item = DiskItem {
+            host: host.to_owned(),
+            path: path.display().to_string(),
+            id: None,
+            size_bytes: 0,
+            state: DiskState::Missing,
+            group: None,
+            detail: String::new(),
+        };
+        let running = record.filter(|record| Some(record.id) == *slot.running.borrow());
+        if let Some(record) = running {
+            let disk = record.disks.get(index);
+            item.id = disk.map(|disk| disk.id.to_string());
+            item.size_bytes = disk.map_or(0, |disk| disk.size_bytes);
+            item.group = Some(record.id.to_string());
+            item.state = if record.healthy { DiskState::InUse } else { DiskState::Failed };
+            item.detail.clone_from(&record.failure);
+        } else {
+            examine(&mut item, path, cluster, backend).await;
+            if item.state == DiskState::Idle {
+                let trouble = slot.trouble.borrow();
+                item.detail = format!("{}; {trouble}", item.detail);
+            }
+        }
+        items.push(item);
+    }
+    items
+}
+
+/// Looks at a disk that no running group uses.
+async fn examine(item: &mut DiskItem, path: &Path, cluster: ClusterId, backend: config::Backend) {
+    let disk = match open(path, backend) {
+        Ok(disk) => disk,
+        Err(problem) => {
+            let there = path.try_exists().unwrap_or(true);
+            item.state = if there { DiskState::Unusable } else { DiskState::Missing };
+            item.detail = problem.detail;
+            return;
+        }
+    };
+    item.size_bytes = disk.len_bytes();
+    let found = match look(&disk, path).await {
+        Ok(found) => found,
+        Err(problem) => {
+            item.state = DiskState::Unusable;
+            item.detail = problem.detail;
+            return;
+        }
+    };
+    item.detail = contents(&found, cluster).unwrap_or_default();
+    item.state = match found {
+        Inspection::Empty if item.size_bytes < atoll_store::limits::DEVICE_MIN => {
+            item.detail = "smaller than 1 GiB".into();
+            DiskState::Unusable
+        }
+        Inspection::Empty => DiskState::Empty,
+        Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
+            item.id = Some(superblock.disk.to_string());
+            item.group = Some(superblock.group.to_string());
+            DiskState::Idle
+        }
+        _ => DiskState::Foreign,
+    };
+}
+
+/// Erases what a disk holds.
+///
+/// # Errors
+/// [`Code::NotFound`]: not in the configuration. [`Code::WouldRiskData`]: a running group uses it,
+/// or it holds something and `force` is not set. [`Code::BadDisk`].
+pub async fn erase(
+    slots: &[Slot],
+    host: &str,
+    cluster: ClusterId,
+    backend: config::Backend,
+    request: &DiskWipeRequest,
+    dry_run: bool,
+) -> Result<DiskWipe, Problem> {
+    let path = Path::new(&request.path);
+    let slot = slots.iter().find(|slot| slot.config.disks.iter().any(|disk| disk == path));
+    let shown = atoll_api::name::show(&request.path);
+    let slot = slot.ok_or_else(|| {
+        Problem::new(Code::NotFound, format!("host {host} is not configured to use {shown}"))
+            .hint(format!("atoll disk list --host {host}"))
+    })?;
+    if let Some(group) = *slot.running.borrow() {
+        let detail = format!("{shown} is part of disk group {group}, which is running");
+        return Err(Problem::new(Code::WouldRiskData, detail)
+            .hint("take it out of the configuration and restart the host first"));
+    }
+    let disk = open(path, backend)?;
+    let what = contents(&look(&disk, path).await?, cluster);
+    if let (Some(what), false) = (&what, request.force) {
+        return Err(Problem::new(Code::WouldRiskData, format!("{shown} holds {what}"))
+            .hint("force erases it"));
+    }
+    if !dry_run {
+        wipe(&disk).await.map_err(|e| Problem::new(Code::BadDisk, format!("{shown}: {e}")))?;
+        *slot.trouble.borrow_mut() = "wiped".into();
+    }
+    Ok(DiskWipe {
+        host: host.to_owned(),
+        path: request.path.clone(),
+        erased: what.unwrap_or_else(|| "nothing: it was empty".into()),
+    })
+}

@@ -1,0 +1,337 @@
+//! The engine of one host: everything that lives on the shard's thread, from the first connection
+//! to the directory to the last acknowledgement.
+//!
+//! Invariants: nothing here is touched from another thread but through the bridge; until the host
+//! serves, every request hears why it does not yet; disks that cannot be used keep nothing else
+//! from starting.
+
+mod admin;
+mod control;
+mod disks;
+pub mod meter;
+
+pub use control::EngineControl;
+
+use crate::config::Config;
+use crate::lock::DataDir;
+use crate::rest::listen::cannot_bind;
+use atoll_api::{Code, Problem};
+use atoll_format::id::{ClusterId, HostId};
+use atoll_format::record::{self, ClusterRecord, HostRecord, RECORD_VERSION, key};
+use atoll_front::limits::Limits;
+use atoll_front::nbd::Server;
+use atoll_node::{Node, NodeConfig, Severity};
+use atoll_real::directory::DirectoryClient;
+use atoll_real::{RealNet, RealWorld, StreamListener};
+use atoll_store::Store;
+use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
+use atoll_world::stream::ByteStream;
+use atoll_world::{Nanos, World};
+use disks::Slot;
+use meter::{Meter, MeteredVolumes, PEER};
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// The world of the daemon.
+pub type HostWorld = RealWorld<DirectoryClient>;
+/// A disk group of the daemon.
+pub type HostStore = Store<HostWorld>;
+/// The daemon's host.
+pub type HostNode = Node<HostWorld, HostStore>;
+type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
+
+/// Between attempts to reach the directory.
+const RETRY_EVERY: Duration = Duration::from_millis(250);
+/// How often load is measured.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// How long a stop waits for clients, and for what is handed over.
+const STOP_WAIT: Duration = Duration::from_secs(4);
+/// How long to rest when a client cannot be accepted (no file descriptors).
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Seconds that a member may be absent before it is rebuilt elsewhere.
+const REPAIR_DELAY_S: u32 = 3_600;
+/// Floor of the resync rate of a new cluster, bytes per second and host.
+const RESYNC_FLOOR: u64 = 16 << 20;
+
+/// What runs once the host serves.
+pub struct Running {
+    pub node: HostNode,
+    pub world: HostWorld,
+    pub cluster: ClusterRecord,
+    nbd: NbdServer,
+}
+
+/// One host.
+pub struct Engine {
+    pub config: Config,
+    pub host: HostId,
+    pub meter: Meter,
+    pub slots: Vec<Slot>,
+    running: OnceCell<Running>,
+    /// Why it does not serve yet.
+    phase: RefCell<String>,
+}
+
+/// Sockets that were bound before anything else was touched.
+pub struct Bound {
+    net: RealNet,
+    nbd: Vec<StreamListener>,
+}
+
+impl Bound {
+    /// Binds what the configuration names. On the shard.
+    ///
+    /// # Errors
+    /// [`Code::AddressInUse`] names the address and its key.
+    pub async fn new(config: &Config) -> Result<Self, Problem> {
+        let peers: Vec<String> = config.peers.iter().map(ToString::to_string).collect();
+        let net = RealNet::bind(&config.peers)
+            .map_err(|e| cannot_bind(&e, &peers.join(", "), "network.peer"))?;
+        let mut nbd = Vec::new();
+        if let Some(path) = &config.nbd_socket {
+            let shown = path.display().to_string();
+            let named = |e: std::io::Error| cannot_bind(&e, &shown, "frontends.nbd.unix");
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent).map_err(named)?;
+            }
+            nbd.push(StreamListener::unix(path).map_err(named)?);
+        }
+        if let Some(address) = config.nbd_tcp {
+            let listener = StreamListener::tcp(address).await;
+            let named =
+                |e: std::io::Error| cannot_bind(&e, &address.to_string(), "frontends.nbd.tcp");
+            nbd.push(listener.map_err(named)?);
+        }
+        Ok(Self { net, nbd })
+    }
+}
+
+impl Engine {
+    /// A host that does not serve yet.
+    pub fn new(config: Config, host: HostId) -> Rc<Self> {
+        let slots = Slot::all(&config);
+        Rc::new(Self {
+            config,
+            host,
+            meter: Meter::default(),
+            slots,
+            running: OnceCell::new(),
+            phase: RefCell::new("this host is starting".into()),
+        })
+    }
+
+    /// What runs.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] says why the host does not serve yet.
+    pub fn running(&self) -> Result<&Running, Problem> {
+        self.running.get().ok_or_else(|| {
+            Problem::new(Code::Unavailable, self.phase.borrow().clone())
+                .hint("try again in a few seconds")
+        })
+    }
+
+    fn say(&self, phase: String) {
+        if *self.phase.borrow() != phase {
+            tracing::info!("{phase}");
+            *self.phase.borrow_mut() = phase;
+        }
+    }
+
+    /// Starts the host, serves until `stop`, and stops in order.
+    ///
+    /// # Errors
+    /// The host can never serve as it is configured; nothing was changed.
+    pub async fn live(
+        self: Rc<Self>,
+        bound: Bound,
+        data: &DataDir,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), Problem> {
+        let stores = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            started = self.start(bound.net, data) => started?,
+        };
+        let running = self.running().expect("just started");
+        for listener in bound.nbd {
+            tokio::task::spawn_local(accept(listener, running.nbd.clone()));
+        }
+        let meter = self.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                meter.meter.sample(atoll_real::now());
+                tokio::time::sleep(SAMPLE_EVERY).await;
+            }
+        });
+        tracing::info!(host = %self.config.host_name, "serving");
+        let _ = stop.wait_for(|stop| *stop).await;
+        tracing::info!("stopping");
+        running.nbd.stop();
+        let _ = tokio::time::timeout(STOP_WAIT, running.nbd.idle()).await;
+        let _ = tokio::time::timeout(STOP_WAIT, running.node.stop()).await;
+        // Groups that were created since are among the node's stores.
+        let mut all = running.node.objects().members().stores();
+        if all.is_empty() {
+            all = stores;
+        }
+        for store in all {
+            let _ = tokio::time::timeout(STOP_WAIT, store.close()).await;
+        }
+        Ok(())
+    }
+
+    async fn start(&self, net: RealNet, data: &DataDir) -> Result<Vec<HostStore>, Problem> {
+        let directory = self.directory().await;
+        let world = RealWorld::new(net, directory)
+            .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))?;
+        let cluster = self.join(&world, data).await?;
+        self.say("this host is opening its disks".into());
+        let mut groups = Vec::new();
+        let mut troubles = Vec::new();
+        for slot in &self.slots {
+            match disks::start(&world, slot, cluster.id, self.config.backend).await {
+                Ok(started) => groups.push(started),
+                Err(problem) => {
+                    let hint = problem.hint.as_deref().unwrap_or_default();
+                    tracing::error!(hint, "{}", problem.detail);
+                    slot.trouble.borrow_mut().clone_from(&problem.detail);
+                    troubles.push(problem.detail);
+                }
+            }
+        }
+        let stores: Vec<HostStore> = groups.iter().map(|(store, _)| store.clone()).collect();
+        let config = NodeConfig {
+            cluster: cluster.id,
+            host: self.host,
+            name: self.config.host_name.clone(),
+            fault_domain: self.config.failure_domain.clone(),
+            peers: self.config.peers.iter().map(ToString::to_string).collect(),
+            api: self.config.api.map(|address| address.to_string()).unwrap_or_default(),
+            release: env!("CARGO_PKG_VERSION").into(),
+        };
+        let node = Node::start(world.clone(), config, groups);
+        node.objects().set_repair_delay(cluster.repair_delay_s);
+        for trouble in troubles {
+            node.note(Severity::Error, "disk-unusable", None, trouble);
+        }
+        let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
+        let nbd = Server::new(world.clone(), volumes, Limits::default());
+        let running = Running { node, world, cluster, nbd };
+        let first = self.running.set(running).is_ok();
+        assert!(first, "a host is started once");
+        Ok(stores)
+    }
+
+    /// Connects to the directory; waits for as long as it takes.
+    async fn directory(&self) -> DirectoryClient {
+        loop {
+            match DirectoryClient::connect(&self.config.directory_socket).await {
+                Ok(directory) => return directory,
+                Err(e) => self.say(format!(
+                    "this host waits for the directory at {}: {e}",
+                    self.config.directory_socket.display()
+                )),
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// Finds the cluster, or founds it; makes sure that this host belongs to it.
+    async fn join(&self, world: &HostWorld, data: &DataDir) -> Result<ClusterRecord, Problem> {
+        let cluster = loop {
+            match found_or_find(world).await {
+                Ok(cluster) => break cluster,
+                Err(why) => self.say(format!("this host waits for the directory: {why}")),
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        };
+        let known: ClusterId = data.identity("cluster-id", || cluster.id)?;
+        if known != cluster.id {
+            return Err(Problem::new(
+                Code::Conflict,
+                format!(
+                    "this host belongs to cluster {known}, its directory holds cluster {}",
+                    cluster.id
+                ),
+            )
+            .hint("directory.socket names the directory, host.data_dir this host's identity"));
+        }
+        let listing = loop {
+            match world.directory().list(key::HOSTS).await {
+                Ok(listing) => break listing,
+                Err(e) => self.say(format!("this host waits for the directory: {e}")),
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        };
+        for entry in listing.entries {
+            let host: HostRecord = record::decode(&entry.key, &entry.value)
+                .map_err(|e| Problem::new(Code::Conflict, e))?;
+            if host.name == self.config.host_name && host.id != self.host {
+                return Err(Problem::new(
+                    Code::Exists,
+                    format!("host name {} is taken by host {}", host.name, host.id),
+                )
+                .hint("host.name in the configuration must be unique in the cluster"));
+            }
+        }
+        Ok(cluster)
+    }
+}
+
+async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {
+    let directory = world.directory();
+    if let Some(entry) = directory.get(key::CLUSTER).await.map_err(|e| e.to_string())? {
+        return record::decode(key::CLUSTER, &entry.value);
+    }
+    let cluster = ClusterRecord {
+        version: RECORD_VERSION,
+        id: ClusterId(world.random()),
+        name: "atoll".into(),
+        repair_delay_s: REPAIR_DELAY_S,
+        resync_floor_bytes: RESYNC_FLOOR,
+    };
+    let txn = Txn {
+        compares: vec![Compare { key: key::CLUSTER.into(), modified: Revision(0) }],
+        changes: vec![Change::Put(key::CLUSTER.into(), record::encode(&cluster))],
+    };
+    match directory.txn(txn).await.map_err(|e| e.to_string())? {
+        TxnReply::Done(_) => {
+            tracing::info!(cluster = %cluster.id, "a new cluster");
+            Ok(cluster)
+        }
+        TxnReply::Conflict(found) => {
+            let entry = found.into_iter().find_map(|(_, entry)| entry);
+            let entry = entry.ok_or("the cluster record was there, and is gone")?;
+            record::decode(key::CLUSTER, &entry.value)
+        }
+    }
+}
+
+/// Serves clients of one listener until the shard ends.
+async fn accept(listener: StreamListener, server: NbdServer) {
+    loop {
+        match listener.accept().await {
+            Ok(stream) => {
+                let peer: Rc<str> = stream.peer().into();
+                let server = server.clone();
+                // Ends with the connection, or when the server stops.
+                tokio::task::spawn_local(PEER.scope(peer.clone(), async move {
+                    let ended = server.serve(stream).await;
+                    tracing::debug!(%peer, ?ended, "an NBD client has gone");
+                }));
+            }
+            Err(e) => {
+                tracing::warn!("cannot accept an NBD client: {e}");
+                tokio::time::sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+/// Nanoseconds of the world as whole seconds.
+fn seconds(span: Nanos) -> u64 {
+    span.0 / 1_000_000_000
+}

@@ -1,0 +1,145 @@
+//! `atoll serve`: one host's daemon. REST on the thread that starts it, everything about volumes
+//! on the shard's own.
+//!
+//! Invariants: sockets are bound and the data directory is locked before a disk is touched; the
+//! process ends when the shard ends; SIGTERM and SIGINT stop it in order.
+
+use crate::bridge::{Far, bridge};
+use crate::cli::args::{Directory, Serve};
+use crate::cli::out::Run;
+use crate::cli::{Context, Interrupt};
+use crate::config::Config;
+use crate::engine::{Bound, Engine, EngineControl};
+use crate::lock::DataDir;
+use crate::rest::listen::Listeners;
+use atoll_api::{Code, Problem};
+use atoll_format::id::HostId;
+use atoll_real::Shard;
+use atoll_real::directory::DirectoryServer;
+use std::io::{IsTerminal, Read};
+use tokio::sync::{oneshot, watch};
+
+/// Runs the daemon until it is told to stop.
+///
+/// # Errors
+/// What keeps it from starting; nothing was changed then.
+pub async fn serve(context: &Context, serve: Serve) -> Run {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let config = Config::load(&serve.config, environment)?;
+    if serve.check_config {
+        context.out.note(&format!("{}: good", serve.config.display()));
+        return Ok(());
+    }
+    log_to_stderr(&config.log_level, config.log_json);
+    let data = DataDir::lock(&config.data_dir)?;
+    let host: HostId = {
+        let new = random_host()?;
+        data.identity("host-id", || new)?
+    };
+    let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
+    let (near, far) = bridge::<Engine>();
+    let (sender, bound) = oneshot::channel();
+    let (ended, mut end) = oneshot::channel();
+    let (give_up, stop) = stop_signal(&context.interrupt);
+    let (shard_config, shard_stop) = (config.clone(), stop.clone());
+    let shard = Shard::start("shard-0", move || async move {
+        let outcome = shard(shard_config, host, data, far, sender, shard_stop).await;
+        let _ = ended.send(());
+        outcome
+    })
+    .map_err(|e| Problem::new(Code::Failed, format!("the shard cannot be started: {e}")))?;
+    match bound.await {
+        Ok(Ok(())) => {}
+        Ok(Err(problem)) => return Err(problem.into()),
+        Err(_) => return Err(Problem::new(Code::Failed, "the shard has ended").into()),
+    }
+    let control = EngineControl::new(near, config.host_name.clone(), host.to_string());
+    let mut rest = std::pin::pin!(listeners.serve(control, stop));
+    tokio::select! {
+        biased;
+        _ = &mut end => {}
+        () = &mut rest => {}
+    }
+    // Whichever ended first, the other one ends now.
+    let _ = give_up.send(true);
+    rest.await;
+    let _ = (&mut end).await;
+    let outcome = tokio::task::spawn_blocking(move || shard.join()).await;
+    match outcome {
+        Ok(Ok(done)) => Ok(done?),
+        Ok(Err(e)) => Err(Problem::new(Code::Failed, format!("the shard: {e}")).into()),
+        Err(_) => Err(Problem::new(Code::Failed, "the shard died; see the log above").into()),
+    }
+}
+
+/// Becomes true at SIGTERM, at SIGINT, or when the first half is told so.
+fn stop_signal(interrupt: &Interrupt) -> (watch::Sender<bool>, watch::Receiver<bool>) {
+    let (sender, receiver) = watch::channel(false);
+    let (forward, interrupt) = (sender.clone(), interrupt.clone());
+    // Ends with the process.
+    tokio::spawn(async move {
+        interrupt.wait().await;
+        let _ = forward.send(true);
+        std::future::pending::<()>().await;
+    });
+    (sender, receiver)
+}
+
+async fn shard(
+    config: Config,
+    host: HostId,
+    data: DataDir,
+    far: Far<Engine>,
+    bound: oneshot::Sender<Result<(), Problem>>,
+    stop: watch::Receiver<bool>,
+) -> Result<(), Problem> {
+    let sockets = match Bound::new(&config).await {
+        Ok(sockets) => sockets,
+        Err(problem) => {
+            let _ = bound.send(Err(problem));
+            return Ok(());
+        }
+    };
+    let _ = bound.send(Ok(()));
+    let engine = Engine::new(config, host);
+    tokio::task::spawn_local(far.serve(engine.clone()));
+    engine.live(sockets, &data, stop).await
+}
+
+/// A new identity, from the system's entropy.
+fn random_host() -> Result<HostId, Problem> {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Problem::new(Code::LocalFile, format!("/dev/urandom: {e}")))?;
+    Ok(HostId(u64::from_le_bytes(bytes)))
+}
+
+/// Runs the embedded directory until it is told to stop.
+///
+/// # Errors
+/// Why it cannot start, or had to stop.
+pub async fn directory(context: &Context, directory: Directory) -> Run {
+    log_to_stderr("info", false);
+    let failed = |why: String| Problem::new(Code::LocalFile, why);
+    let server = DirectoryServer::open(&directory.file)
+        .map_err(|e| failed(format!("the directory: {e}")))?;
+    let listening = server
+        .listen(&directory.socket)
+        .map_err(|e| Problem::new(Code::AddressInUse, format!("the directory: {e}")))?;
+    tracing::info!(socket = %directory.socket.display(), "the directory serves");
+    let served = listening.serve(context.interrupt.wait()).await;
+    Ok(served.map_err(|e| failed(format!("the directory: {e}")))?)
+}
+
+/// From now on, everything that is logged goes to stderr.
+fn log_to_stderr(level: &str, json: bool) {
+    let filter = tracing_subscriber::EnvFilter::new(format!("{level},hyper=warn"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    // Only the first call of a process counts.
+    let _ = if json { log.json().try_init() } else { log.try_init() };
+}
