@@ -80,8 +80,7 @@ impl<W: World, S: Components> Node<W, S> {
                 .filter_map(|e| record::decode(&e.key, &e.value).ok())
                 .collect();
             self.set_hosts(hosts);
-            let Ok(mut watch) =
-                self.world().directory().watch(key::HOSTS, listing.revision).await
+            let Ok(mut watch) = self.world().directory().watch(key::HOSTS, listing.revision).await
             else {
                 self.world().sleep(RETRY_EVERY).await;
                 continue;
@@ -189,10 +188,7 @@ impl<W: World, S: Components> Node<W, S> {
     }
 }
 
-async fn self_ask<W: World, S: Components>(
-    node: &Node<W, S>,
-    id: HostId,
-) -> Option<HostStatus> {
+async fn self_ask<W: World, S: Components>(node: &Node<W, S>, id: HostId) -> Option<HostStatus> {
     if id == node.0.config.host {
         return Some(node.status());
     }

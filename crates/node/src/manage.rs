@@ -221,7 +221,10 @@ impl<W: World, S: Components> Node<W, S> {
     // ---- volumes -------------------------------------------------------------------------
 
     /// The object of a volume's name.
-    pub(crate) async fn find_volume(&self, name: &str) -> Result<ObjectId, atoll_world::VolumeError> {
+    pub(crate) async fn find_volume(
+        &self,
+        name: &str,
+    ) -> Result<ObjectId, atoll_world::VolumeError> {
         use atoll_world::VolumeError;
         let key = key::volume(name);
         let entry = self.world().directory().get(&key).await;
@@ -262,8 +265,7 @@ impl<W: World, S: Components> Node<W, S> {
         let entry = entry.ok_or_else(not_found)?;
         let volume: VolumeRecord =
             record::decode(&key, &entry.value).map_err(ManageError::Failed)?;
-        let (record, revision) =
-            self.object_record(volume.object).await?.ok_or_else(not_found)?;
+        let (record, revision) = self.object_record(volume.object).await?.ok_or_else(not_found)?;
         Ok(self.view(name.into(), volume, record, revision))
     }
 
@@ -280,9 +282,10 @@ impl<W: World, S: Components> Node<W, S> {
         let used_bytes = used.sum();
         let open = statuses.iter().filter(|(_, (_, s))| s.open_volumes.contains_key(&record.id));
         let open_on = open.map(|(&id, _)| id).filter(|&id| self.is_alive(id)).collect();
-        let owner = record.owner.filter(|o| self.is_alive(o.host)).and_then(|o| {
-            said(o.host)?.objects.iter().find(|s| s.id == record.id).cloned()
-        });
+        let owner = record
+            .owner
+            .filter(|o| self.is_alive(o.host))
+            .and_then(|o| said(o.host)?.objects.iter().find(|s| s.id == record.id).cloned());
         VolumeView {
             name,
             policy: volume.policy,
@@ -357,9 +360,9 @@ impl<W: World, S: Components> Node<W, S> {
             ],
         };
         let mine = |found: &[(String, Option<Entry>)]| {
-            found.iter().any(|(_, e)| {
-                e.as_ref().is_some_and(|e| e.value == record::encode(&volume))
-            })
+            found
+                .iter()
+                .any(|(_, e)| e.as_ref().is_some_and(|e| e.value == record::encode(&volume)))
         };
         if !self.settle(txn, mine).await? {
             return Err(exists());

@@ -227,9 +227,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                             Change::Write { crcs, data } => {
                                 owner.write(at, crcs, data, ticket).await
                             }
-                            Change::Clear { kind, len } => {
-                                owner.clear(kind, at, len, ticket).await
-                            }
+                            Change::Clear { kind, len } => owner.clear(kind, at, len, ticket).await,
                         }
                     };
                     let result = if retry {

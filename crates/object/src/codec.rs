@@ -45,7 +45,8 @@ type Got<T> = Result<T, BadMessage>;
 
 impl Dec<'_> {
     fn take<const N: usize>(&mut self) -> Got<[u8; N]> {
-        let (head, tail) = self.0.split_first_chunk::<N>().ok_or(BadMessage("body is too short"))?;
+        let (head, tail) =
+            self.0.split_first_chunk::<N>().ok_or(BadMessage("body is too short"))?;
         self.0 = tail;
         Ok(*head)
     }

@@ -85,8 +85,7 @@ impl Grants {
     /// leases: an older life is dead (its data directory was locked), and this life starts a
     /// takeover only when its own owner has stopped for good.
     pub fn clear_at(&self, object: ObjectId, epoch: Epoch, host: HostId) -> Nanos {
-        let granted =
-            self.granted.get(&object).filter(|g| g.epoch < epoch && g.host != host);
+        let granted = self.granted.get(&object).filter(|g| g.epoch < epoch && g.host != host);
         self.quiet_until.max(granted.map_or(Nanos::ZERO, |g| g.until))
     }
 
@@ -105,7 +104,13 @@ mod tests {
     const A: (HostId, Incarnation) = (HostId(1), Incarnation(11));
     const B: (HostId, Incarnation) = (HostId(2), Incarnation(22));
 
-    fn renew(g: &mut Grants, now: u64, who: (HostId, Incarnation), serial: u64, epoch: u32) -> bool {
+    fn renew(
+        g: &mut Grants,
+        now: u64,
+        who: (HostId, Incarnation),
+        serial: u64,
+        epoch: u32,
+    ) -> bool {
         let promised = Some(Epoch(epoch));
         g.renew(Nanos::from_ms(now), who.0, who.1, serial, (OBJECT, Epoch(epoch)), promised)
     }

@@ -101,7 +101,9 @@ impl<W: World, S: Components> Members<W, S> {
     fn promised(&self, object: ObjectId) -> Option<Epoch> {
         let by_object = self.0.by_object.borrow();
         let ids = by_object.get(&object)?;
-        ids.iter().filter_map(|&id| Some(self.store(id).ok()?.status(id).ok()?.promise.fenced)).max()
+        ids.iter()
+            .filter_map(|&id| Some(self.store(id).ok()?.status(id).ok()?.promise.fenced))
+            .max()
     }
 
     /// Carries out one request of an owner (or of management, for create and delete).
@@ -152,7 +154,9 @@ impl<W: World, S: Components> Members<W, S> {
             Request::Applied { component, epoch, ticket } => {
                 Reply::Yes(self.open(component, epoch)?.applied(component, ticket)?)
             }
-            Request::Status { component } => Reply::Status(self.store(component)?.status(component)?),
+            Request::Status { component } => {
+                Reply::Status(self.store(component)?.status(component)?)
+            }
             Request::Renew { incarnation, serial, objects } => {
                 self.renew(from, incarnation, serial, &objects)
             }
@@ -200,7 +204,9 @@ impl<W: World, S: Components> Members<W, S> {
     fn group(&self, id: GroupId) -> Result<S, StoreError> {
         let stores = self.0.stores.borrow();
         let found = stores.iter().find(|s| s.group() == id);
-        found.cloned().ok_or_else(|| StoreError::Failed(format!("disk group {id} is not in use here")))
+        found
+            .cloned()
+            .ok_or_else(|| StoreError::Failed(format!("disk group {id} is not in use here")))
     }
 
     fn renew(

@@ -224,8 +224,8 @@ impl<W: World, S: Components> Owner<W, S> {
             .filter(|m| m.role == Role::Active && !m.mending && m.lease_until < now)
             .map(|m| (m.slot, m.session))
             .collect();
-        let all = overdue.len()
-            == leg.members.borrow().iter().filter(|m| m.role == Role::Active).count();
+        let all =
+            overdue.len() == leg.members.borrow().iter().filter(|m| m.role == Role::Active).count();
         // All at once: this host was paused or is cut off; the next renewal tells.
         if all && leg.members.borrow().len() > 1 {
             return;

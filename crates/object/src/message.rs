@@ -7,8 +7,7 @@
 use crate::codec::{Dec, Enc};
 use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs, crc};
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, OpId, Seq, Session,
-    Ticket,
+    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
 use atoll_format::units::BLOCK_LEN;
@@ -858,7 +857,9 @@ impl Message for Reply {
         }
         let reply = match kind {
             1 => Self::Done,
-            2 => Self::Granted { serial: d.u64()?, excluded: d.list(8, |d| Ok(ObjectId(d.u64()?)))? },
+            2 => {
+                Self::Granted { serial: d.u64()?, excluded: d.list(8, |d| Ok(ObjectId(d.u64()?)))? }
+            }
             3 => Self::Promise { promise: dec_promise(d)?, doubtful: d.bool()? },
             4 => Self::Chunks {
                 more: d.bool()?,
@@ -965,7 +966,11 @@ mod tests {
                 serial: 3,
                 objects: vec![(ObjectId(1), epoch), (ObjectId(2), Epoch(1))],
             },
-            Request::GiveBack { incarnation: Incarnation(8), serial: 3, objects: vec![ObjectId(1)] },
+            Request::GiveBack {
+                incarnation: Incarnation(8),
+                serial: 3,
+                objects: vec![ObjectId(1)],
+            },
             Request::Fence { object: ObjectId(1), component, epoch },
             Request::Attach { component, session },
             Request::Uncommitted { component, epoch, after: seq },
@@ -1092,7 +1097,10 @@ mod tests {
             // A body that is cut short or goes on is refused, never misread.
             if !text.starts_with("Admin") {
                 for cut in 0..body.len() {
-                    assert!(M::decode(kind, &body[..cut], payload.clone()).is_err(), "{text} {cut}");
+                    assert!(
+                        M::decode(kind, &body[..cut], payload.clone()).is_err(),
+                        "{text} {cut}"
+                    );
                 }
                 let longer = [&body[..], &[0]].concat();
                 assert!(M::decode(kind, &longer, payload).is_err(), "{text}");

@@ -1,9 +1,7 @@
 //! All objects of one host: its owners, its members, its leases, and the way to other hosts.
 
 use crate::leg::Role;
-use crate::limits::{
-    CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, WATCH_EVERY,
-};
+use crate::limits::{CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, WATCH_EVERY};
 use crate::member::Members;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
@@ -164,8 +162,8 @@ impl<W: World, S: Components> Ctx<W, S> {
     /// Sleeps as long as the limit says for that many bytes.
     pub async fn resync_pace(&self, bytes: u64) {
         let limit = self.resync_limit.get();
-        if limit > 0 {
-            self.world.sleep(Nanos(bytes.saturating_mul(1_000_000_000) / limit)).await;
+        if let Some(span) = bytes.saturating_mul(1_000_000_000).checked_div(limit) {
+            self.world.sleep(Nanos(span)).await;
         }
     }
     /// Where a member that is gone can be rebuilt.

@@ -18,7 +18,9 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
 use atoll_format::checksum::block_crcs;
-use atoll_format::id::{ClientId, ComponentId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket};
+use atoll_format::id::{
+    ClientId, ComponentId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket,
+};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, SECTOR};
@@ -30,9 +32,9 @@ use atoll_world::volume::{Extent, ExtentKind};
 use atoll_world::{
     Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes,
 };
+use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use futures_util::FutureExt;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -158,7 +160,6 @@ impl<W: World, S: Components> Owner<W, S> {
     pub fn legs(&self) -> Vec<Rc<Leg>> {
         self.0.legs.borrow().clone()
     }
-
 
     pub fn is_stopped(&self) -> bool {
         self.0.stopped.borrow().is_some()
@@ -370,10 +371,7 @@ impl<W: World, S: Components> Owner<W, S> {
         let record = self.0.record.borrow();
         let end = at.checked_add(len).filter(|&end| end <= record.size_bytes);
         let one_strip = len > 0 && at / CHUNK == (at + (len.max(1) - 1)) / CHUNK;
-        if end.is_none()
-            || !one_strip
-            || !at.is_multiple_of(SECTOR)
-            || !len.is_multiple_of(SECTOR)
+        if end.is_none() || !one_strip || !at.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR)
         {
             return Err(VolumeError::OutOfRange { at, len });
         }
@@ -426,7 +424,8 @@ impl<W: World, S: Components> Owner<W, S> {
         if head > 0 {
             edges.push(range.start);
         }
-        if !(head + len).is_multiple_of(BLOCK_LEN) && !(edges.len() == 1 && range.count == 1) {
+        let is_read_already = edges.len() == 1 && range.count == 1;
+        if !is_read_already && !(head + len).is_multiple_of(BLOCK_LEN) {
             edges.push(range.end() - 1);
         }
         for block in edges {
@@ -443,13 +442,7 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// Zeroes or discards a piece. Parts of a block are zeroed by a write.
-    pub async fn clear(
-        &self,
-        kind: OpKind,
-        at: u64,
-        len: u64,
-        ticket: Ticket,
-    ) -> Result<(), Fail> {
+    pub async fn clear(&self, kind: OpKind, at: u64, len: u64, ticket: Ticket) -> Result<(), Fail> {
         let (leg, place) = self.place(at, len)?;
         if !whole_blocks(place.offset, len) {
             // One operation, so that the ticket names one: the piece is at most one strip.
@@ -576,11 +569,7 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Good bytes of `range` from whichever active member has them; the range is locked.
     /// A member whose bytes are bad is repaired in the background.
-    pub async fn read_blocks(
-        &self,
-        leg: &Rc<Leg>,
-        range: BlockRange,
-    ) -> Result<ReadBlocks, Fail> {
+    pub async fn read_blocks(&self, leg: &Rc<Leg>, range: BlockRange) -> Result<ReadBlocks, Fail> {
         let held_since = self.now();
         loop {
             let readers = self.readers(leg, range.chunk());
@@ -620,13 +609,8 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Active members in the order in which to ask them: this host's, else spread by strip.
     fn readers(&self, leg: &Leg, chunk: u32) -> Vec<Member> {
-        let mut readers: Vec<Member> = leg
-            .members
-            .borrow()
-            .iter()
-            .filter(|m| m.role == Role::Active)
-            .cloned()
-            .collect();
+        let mut readers: Vec<Member> =
+            leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
         if !readers.is_empty() {
             let turn = chunk as usize % readers.len();
             readers.rotate_left(turn);
@@ -733,8 +717,7 @@ impl<W: World, S: Components> Owner<W, S> {
             if source.slot == slot {
                 continue;
             }
-            let request =
-                Request::Read { component: source.component, epoch: self.0.epoch, range };
+            let request = Request::Read { component: source.component, epoch: self.0.epoch, range };
             let reply = self.call(source.host, Lane::Bulk, request, READ_DEADLINE).await;
             let Ok(Reply::Blocks(blocks)) = reply else { continue };
             let Some(&tag) = blocks.tags.first() else { continue };

@@ -1424,7 +1424,8 @@ mod tests {
         let group = (0u64..6, 0u64..3, 0u8..10);
         let host = (0u8..4, 0u8..12, proptest::collection::vec(group, 0..3));
         proptest::collection::vec(host, 1..5).prop_map(|hosts| {
-            let view = |(i, (domain, state, groups)): (usize, (u8, u8, Vec<(u64, u64, u8)>))| {
+            type Drawn = (u8, u8, Vec<(u64, u64, u8)>);
+            let view = |(i, (domain, state, groups)): (usize, Drawn)| {
                 let group = |(g, (free, used, health)): (usize, (u64, u64, u8))| GroupView {
                     id: GroupId(i as u64 * 10 + g as u64),
                     healthy: health > 0,

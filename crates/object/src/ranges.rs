@@ -200,10 +200,10 @@ mod tests {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let pick = (x >> 33) as u32;
             if pick.is_multiple_of(3) && !held.is_empty() {
-                held.swap_remove((pick as usize / 3) % held.len());
+                drop(held.swap_remove((pick as usize / 3) % held.len()));
             } else {
                 let r = range(pick % 13, (pick / 13 % 4 + 1) as u16);
-                let exclusive = pick / 64 % 2 == 0;
+                let exclusive = (pick / 64).is_multiple_of(2);
                 let lock = locks.lock(0, r, exclusive);
                 waiting.push((r, exclusive, Box::pin(lock)));
             }

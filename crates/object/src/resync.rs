@@ -300,11 +300,9 @@ impl<W: World, S: Components> Owner<W, S> {
     /// bytes copied.
     async fn copy_chunk(&self, leg: &Rc<Leg>, chunk: u32, ends: [End; 2]) -> Result<u64, Fail> {
         let [source, target] = ends;
-        let (a, c) = futures_util::future::join(
-            self.tags_of(&source, chunk),
-            self.tags_of(&target, chunk),
-        )
-        .await;
+        let (a, c) =
+            futures_util::future::join(self.tags_of(&source, chunk), self.tags_of(&target, chunk))
+                .await;
         let (a, c) = (a?, c?);
         let behind: Vec<(u32, BlockTag)> = (0..BLOCKS_PER_CHUNK)
             .filter(|&i| {
@@ -478,17 +476,11 @@ impl<W: World, S: Components> Owner<W, S> {
         sometimes!("resync.rebuild_elsewhere");
         let component = ComponentId(self.world().random());
         let blocks = record.leg_chunks(leg.index) * BLOCKS_PER_CHUNK;
-        let spec = ComponentSpec {
-            object: self.0.id,
-            leg: leg.index as u16,
-            blocks,
-            epoch: self.0.epoch,
-        };
+        let spec =
+            ComponentSpec { object: self.0.id, leg: leg.index as u16, blocks, epoch: self.0.epoch };
         let request = Request::Create { group, component, spec };
-        if !matches!(
-            self.call(host, Lane::Control, request, CALL_DEADLINE).await,
-            Ok(Reply::Done)
-        ) {
+        if !matches!(self.call(host, Lane::Control, request, CALL_DEADLINE).await, Ok(Reply::Done))
+        {
             self.world().sleep(RETRY_EVERY * 10).await;
             return false;
         }

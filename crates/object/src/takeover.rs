@@ -66,8 +66,7 @@ pub(crate) async fn load<W: World>(
         .unwrap_or_else(|_| Err(DirectoryError::Unavailable("no answer in time".into())));
     let entry = got.map_err(|e| TakeoverError::NotNow(e.to_string()))?;
     let entry = entry.ok_or(TakeoverError::Gone)?;
-    let record: ObjectRecord =
-        record::decode(&key, &entry.value).map_err(TakeoverError::NotNow)?;
+    let record: ObjectRecord = record::decode(&key, &entry.value).map_err(TakeoverError::NotNow)?;
     match record.state {
         ObjectState::Ready => Ok((record, entry.modified)),
         ObjectState::Creating | ObjectState::Deleting => Err(TakeoverError::Gone),
@@ -136,11 +135,8 @@ async fn fence_all<W: World, S: Components>(
     ctx: &Rc<Ctx<W, S>>,
     record: &ObjectRecord,
 ) -> Result<(Answers, BTreeSet<ComponentId>), TakeoverError> {
-    let active: Vec<(usize, MemberRecord)> = record
-        .members()
-        .filter(|(_, m)| m.state.is_active())
-        .map(|(leg, m)| (leg, *m))
-        .collect();
+    let active: Vec<(usize, MemberRecord)> =
+        record.members().filter(|(_, m)| m.state.is_active()).map(|(leg, m)| (leg, *m)).collect();
     let calls = active.iter().map(|(_, member)| fence_one(ctx, record, *member));
     let answers = futures_util::future::join_all(calls).await;
     let mut fenced = Answers::new();
@@ -260,8 +256,7 @@ fn settle<W: World, S: Components>(
         // The highest watermark that any fenced member knows, before roll-forward (R4, A1).
         let watermark = answers().map(|a| a.promise.committed).max().unwrap_or_default();
         newest = newest.max(answers().map(|a| a.promise.newest).max().unwrap_or_default());
-        let sound =
-            |a: &Fenced| !a.doubtful && a.promise.newest >= watermark;
+        let sound = |a: &Fenced| !a.doubtful && a.promise.newest >= watermark;
         let any_sound = answers().any(sound);
         for member in &mut leg.members {
             let lost = lost.contains(&member.component);

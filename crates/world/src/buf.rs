@@ -200,7 +200,9 @@ impl Deref for Buf {
     fn deref(&self) -> &[u8] {
         // SAFETY: `at + len` never exceeds the capacity; initialised at birth; never written
         // while shared.
-        unsafe { std::slice::from_raw_parts(self.memory.memory().at.as_ptr().add(self.at), self.len) }
+        unsafe {
+            std::slice::from_raw_parts(self.memory.memory().at.as_ptr().add(self.at), self.len)
+        }
     }
 }
 

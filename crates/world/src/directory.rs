@@ -95,7 +95,6 @@ pub enum DirectoryError {
     Refused(String),
 }
 
-
 /// The directory.
 pub trait Directory: Clone + 'static {
     /// A running watch.
