@@ -29,7 +29,7 @@ SERVER_STALL_S = 15.0  # the serving daemon dies: QEMU retries after 1, 2, 4, 8 
 class Demo:
     def __init__(self, options, stack):
         self.options, self.stack, self.screen = options, stack, Screen()
-        self.facts = {}
+        self.marks = []  # (time, what happened then), for the timeline
         if options.dir:
             os.makedirs(options.dir, exist_ok=True)
             self.directory = os.path.realpath(options.dir)
@@ -139,7 +139,7 @@ class Demo:
     def lose_a_copy(self):
         s, c = self.screen, self.cluster
         pid = c.kill(self.victim)
-        killed = time.monotonic()
+        killed = self.mark(f"kill -9 host{self.victim}: a copy is gone")
         s.step("kill -9", f"host{self.victim} (pid {pid}), which holds a copy")
         total = self.guest.total()
         self.watch("guest", MEMBER_DOWN_S)
@@ -167,6 +167,7 @@ class Demo:
         )
         started = time.monotonic()
         c.start(self.victim)
+        self.mark(f"host{self.victim} is back and catches up")
         s.step("start", f"host{self.victim} is back; its copy has to catch up")
         self.resynced = 0
         self.resync(60)
@@ -180,7 +181,7 @@ class Demo:
     def lose_the_server(self):
         s, c = self.screen, self.cluster
         pid = c.kill(self.server)
-        killed = time.monotonic()
+        killed = self.mark(f"kill -9 host{self.server}: it served the guest; started again at once")
         total = self.guest.total()
         s.step("kill -9", f"host{self.server} (pid {pid}), the daemon that serves the guest")
         c.start(self.server, serving=False)
@@ -297,6 +298,8 @@ class Demo:
                 ("time", s.clock()),
             ]
         )
+        s.line()
+        self.timeline()
         if self.options.keep:
             endpoint = f"unix:{self.cluster.api(1)}"
             s.line()
@@ -313,7 +316,26 @@ class Demo:
         s.line()
         s.line("ok: every check held")
 
+    def timeline(self):
+        """The guest's rate, one column a second, with what happened below it."""
+        samples = self.guest.samples
+        start, top = samples[0][0], max(writes for _, writes, _ in samples)
+        levels = " .:-=+*#"
+        for first in range(0, len(samples), 60):
+            row = samples[first : first + 60]
+            bar = "".join(levels[min(7, (7 * w + top - 1) // max(top, 1))] for _, w, _ in row)
+            self.screen.line(f"  {'writes/s' if not first else '':<10}|{bar}|")
+        self.screen.line(f"  {'':<10}one column a second, # is {count_text(top)}; seconds:")
+        for at, what in self.marks:
+            self.screen.line(f"  {at - start:>8.0f}  {what}")
+
     # What the scenes share.
+
+    def mark(self, what):
+        """Remembers a moment for the timeline, and returns it."""
+        now = time.monotonic()
+        self.marks.append((now, what))
+        return now
 
     @staticmethod
     def rate(writes):
