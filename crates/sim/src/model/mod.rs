@@ -13,7 +13,7 @@
 //! models of its own: [`lease`] (R10) and [`ticket`] (R21).
 //!
 //! Limits: bounded budgets ([`Budget`]); first in, first out within a session is assumed of the
-//! transport; a member's restart is one step; time is abstract (`step.rs`); visited states are
+//! transport, for copies only where a configuration says so ([`Config::lanes`]); a member's restart is one step; time is abstract (`step.rs`); visited states are
 //! kept as 64-bit fingerprints, so that a state is missed with a chance of about n^2 / 2^65.
 
 mod checker;
@@ -65,6 +65,8 @@ pub struct Config {
     pub acks_travel: bool,
     /// Copies take no range lock (R17b).
     pub lock_free_copy: bool,
+    /// Copies travel beside the session's operations, in no order with them.
+    pub lanes: bool,
     /// Roll-forward gives operations new ids; else they keep theirs.
     pub new_ids: bool,
     /// How often each trouble may happen.
@@ -81,6 +83,7 @@ impl Config {
         blocks: [0; 3],
         acks_travel: false,
         lock_free_copy: false,
+        lanes: false,
         new_ids: false,
         budget: Budget {
             reads: 0,

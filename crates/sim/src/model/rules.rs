@@ -74,12 +74,16 @@ pub enum Rule {
     R14OpsAcked,
     /// Off: promotion does not wait for chunks to be copied.
     R14ChunksCopied,
+    /// Off: promotion does not wait for a copy that is under way (F10).
+    R14NoCopyUnderWay,
     /// Off: new writes do not await a member whose promotion was sent (F7b).
     R15AwaitPromoted,
     /// Off: equal chunk ids are taken as proof that a chunk is in sync (F9).
     R16BehindMark,
     /// Off: copies take no range lock and overwrite what came meanwhile (F10).
     R17CopyLock,
+    /// Off: a copy that takes too long gives its range lock back, with its session still open.
+    R17LockUntilAcked,
     /// Off: only chunks that changed on the active side are copied (F13).
     R18OwnPast,
     /// Off: reads are also served from members that are not active.

@@ -178,6 +178,8 @@ pub struct Owner {
     pub needs: u8,
     /// A copy to them is under way.
     pub copying: u8,
+    /// The number of that copy: a late answer to another one does not count.
+    pub copy: [u8; MEMBERS],
     pub ops: [Op; OPS],
 }
 
@@ -313,6 +315,9 @@ pub struct State {
     pub overflow: bool,
 }
 
+/// Copies with this number or a higher one are in no order with their session's operations.
+pub const UNORDERED: u8 = 16;
+
 /// A message, unpacked. `Op` and `Copy` are numbered inside their session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
@@ -360,6 +365,7 @@ pub enum Message {
     AckCopy {
         member: u8,
         session: Session,
+        number: u8,
     },
     GiveBack {
         member: u8,
@@ -465,7 +471,7 @@ impl Message {
                 .put(2, member)
                 .put(3, session.0)
                 .put(4, session.1)
-                .put(4, number)
+                .put(5, number)
                 .put(6, versions[0].0)
                 .put(3, versions[0].1)
                 .put(6, versions[1].0)
@@ -473,8 +479,8 @@ impl Message {
             Self::AckOp { member, session, id } => {
                 kind(5).put(2, member).put(3, session.0).put(4, session.1).put(6, id)
             }
-            Self::AckCopy { member, session } => {
-                kind(6).put(2, member).put(3, session.0).put(4, session.1)
+            Self::AckCopy { member, session, number } => {
+                kind(6).put(2, member).put(3, session.0).put(4, session.1).put(5, number)
             }
             Self::GiveBack { member, serial } => kind(7).put(2, member).put(4, serial),
         }
@@ -514,11 +520,13 @@ impl Message {
             4 => Self::Copy {
                 member: b.get(2),
                 session: (b.get(3), b.get(4)),
-                number: b.get(4),
+                number: b.get(5),
                 versions: [(b.get(6), b.get(3)), (b.get(6), b.get(3))],
             },
             5 => Self::AckOp { member: b.get(2), session: (b.get(3), b.get(4)), id: b.get(6) },
-            6 => Self::AckCopy { member: b.get(2), session: (b.get(3), b.get(4)) },
+            6 => {
+                Self::AckCopy { member: b.get(2), session: (b.get(3), b.get(4)), number: b.get(5) }
+            }
             _ => Self::GiveBack { member: b.get(2), serial: b.get(4) },
         }
     }

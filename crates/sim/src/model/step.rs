@@ -7,7 +7,7 @@
 
 use super::state::{
     ABSENT, ACTIVE, BLOCKS, Cas, Change, LATE, MEMBERS, Message, OPS, OWNERS, Op, Owner, Phase,
-    RESYNCING, Read, Record, SEQS, Session, State, Version, Wrong,
+    RESYNCING, Read, Record, SEQS, Session, State, UNORDERED, Version, Wrong,
 };
 use super::{Config, Rule, Rules};
 
@@ -56,6 +56,8 @@ pub enum Action {
     Promote(u8, u8),
     /// The owner copies the chunk to a member, from another.
     Copy(u8, u8, u8),
+    /// Only without R17: the owner gives up waiting for a copy, and its lock with it.
+    CopyGivenUp(u8, u8),
     /// The owner opens a new session with a member.
     Reattach(u8, u8),
     /// An owner process dies; its host starts another.
@@ -197,7 +199,8 @@ impl Steps {
             source
                 .is_some_and(|a| s.members[usize::from(a)].chunk != s.members[usize::from(m)].chunk)
         };
-        if (needs && self.has(Rule::R14ChunksCopied)) || o.copying & this != 0 {
+        let copying = o.copying & this != 0 && self.has(Rule::R14NoCopyUnderWay);
+        if (needs && self.has(Rule::R14ChunksCopied)) || copying {
             return false;
         }
         let owed = o.ops.iter().any(|op| op.id != 0 && op.sent & !op.acked & this != 0);
@@ -218,7 +221,10 @@ impl Steps {
                 message => {
                     if self.deliverable(s, message) {
                         out.push(Action::Deliver(i));
-                        if s.left.duplicates > 0 {
+                        // Without a number only the transport sees to it that a copy arrives at
+                        // most once (R2).
+                        let once = matches!(message, Message::Copy { number: UNORDERED.., .. });
+                        if s.left.duplicates > 0 && !once {
                             out.push(Action::Duplicate(i));
                         }
                     }
@@ -368,15 +374,25 @@ impl Steps {
         }
         if left.copies > 0 {
             let locked = self.has(Rule::R17CopyLock) && !self.config.lock_free_copy;
-            for m in members(resyncing & o.planned & o.needs & !o.copying & !o.promoting()) {
+            // A resyncing member is copied to when it needs it, and again "on doubt" (R16); an
+            // active one when its bytes turn out to be bad (a repair).
+            let attached = members(active).filter(|&m| o.attach[usize::from(m)] != 0);
+            let repaired = attached.fold(0, |mask, m| mask | bit(m));
+            let targets = (resyncing & o.planned & !o.promoting()) | repaired;
+            for m in members(targets & !o.copying) {
                 if locked && o.has_pending() {
                     continue;
                 }
-                for source in members(active & !s.dead) {
+                for source in members(active & !s.dead & !bit(m)) {
                     if s.members[usize::from(source)].fenced <= o.epoch {
                         out.push(Action::Copy(owner, m, source));
                     }
                 }
+            }
+        }
+        if !self.has(Rule::R17LockUntilAcked) {
+            for m in members(o.copying) {
+                out.push(Action::CopyGivenUp(owner, m));
             }
         }
         if left.reattaches > 0 {
@@ -414,7 +430,8 @@ impl Steps {
             Message::Op { member, session, number, .. }
             | Message::Copy { member, session, number, .. } => {
                 let m = &s.members[usize::from(member)];
-                let in_turn = session == m.session && number == m.next && m.open;
+                let turn = number == m.next || number >= UNORDERED;
+                let in_turn = session == m.session && turn && m.open;
                 s.dead & bit(member) == 0
                     && session.0 >= m.fenced
                     && (in_turn || !self.has(Rule::R2Sessions))
@@ -452,9 +469,12 @@ impl Steps {
                 self.owner_of(s, session.0)
                     .is_none_or(|o| s.owners[o].attach[usize::from(member)] != session.1 && !stale)
             }
-            Message::AckCopy { member, session } => self
-                .owner_of(s, session.0)
-                .is_none_or(|o| s.owners[o].attach[usize::from(member)] != session.1),
+            Message::AckCopy { member, session, number } => {
+                self.owner_of(s, session.0).is_none_or(|o| {
+                    let (o, m) = (&s.owners[o], usize::from(member));
+                    o.attach[m] != session.1 || o.copy[m] != number
+                })
+            }
             Message::GiveBack { member, serial } => {
                 s.members[usize::from(member)].serial != serial && self.has(Rule::R9Serials)
             }
@@ -590,12 +610,18 @@ impl Steps {
                 let blocks = s.members[usize::from(source)].blocks;
                 let o = &mut s.owners[usize::from(owner)];
                 o.copying |= bit(m);
-                let number = o.next[usize::from(m)];
-                o.next[usize::from(m)] += 1;
+                let number = if self.config.lanes {
+                    UNORDERED + (o.copy[usize::from(m)] + 1) % UNORDERED
+                } else {
+                    o.next[usize::from(m)] += 1;
+                    o.next[usize::from(m)] - 1
+                };
+                o.copy[usize::from(m)] = number;
                 let session = (o.epoch, o.attach[usize::from(m)]);
                 let versions = [(blocks[0].id, blocks[0].value), (blocks[1].id, blocks[1].value)];
                 self.post(s, Message::Copy { member: m, session, number, versions });
             }
+            Action::CopyGivenUp(owner, m) => s.owners[usize::from(owner)].copying &= !bit(m),
             Action::Reattach(owner, m) => {
                 s.left.reattaches -= 1;
                 self.open_session(s, owner, m);
@@ -788,6 +814,7 @@ impl Steps {
         o.planned &= !this;
         o.needs &= !this;
         o.copying &= !this;
+        o.copy[at] = 0;
         let session = (o.epoch, o.attach[at]);
         self.post(s, Message::Attach { member: m, session });
         for i in 0..OPS {
@@ -950,11 +977,11 @@ impl Steps {
                 let ack = Message::AckOp { member, session, id: version.0 };
                 self.acknowledge(s, ack);
             }
-            Message::Copy { member, session, versions, .. } => {
+            Message::Copy { member, session, number, versions } => {
                 let skip = self.config.lock_free_copy && self.has(Rule::R17CopyLock);
                 let m = &mut s.members[usize::from(member)];
                 m.fenced = m.fenced.max(session.0);
-                m.next += 1;
+                m.next += u8::from(number < UNORDERED);
                 for (block, &(id, value)) in versions.iter().enumerate() {
                     if !skip || m.touched >> block & 1 == 0 {
                         m.blocks[block] = Version { id, value };
@@ -962,7 +989,7 @@ impl Steps {
                 }
                 m.chunk = m.blocks.iter().map(|version| version.id).max().unwrap_or(0);
                 m.behind = false;
-                self.acknowledge(s, Message::AckCopy { member, session });
+                self.acknowledge(s, Message::AckCopy { member, session, number });
             }
             Message::AckOp { .. } | Message::AckCopy { .. } => self.acked(s, message),
             Message::GiveBack { member, serial } => {
@@ -1025,10 +1052,15 @@ impl Steps {
                     self.decide(s, owner as u8);
                 }
             }
-            Message::AckCopy { member, session } => {
+            Message::AckCopy { member, session, number } => {
                 let Some(owner) = self.owner_of(s, session.0) else { return };
                 let o = &mut s.owners[owner];
-                if o.attach[usize::from(member)] == session.1 {
+                let m = usize::from(member);
+                if o.attach[m] == session.1 && o.copy[m] == number {
+                    if number < UNORDERED {
+                        // The session's own numbers tell copies apart.
+                        o.copy[m] = 0;
+                    }
                     o.copying &= !bit(member);
                     o.needs &= !bit(member);
                 }

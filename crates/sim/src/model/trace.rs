@@ -46,7 +46,7 @@ fn message(word: u64) -> String {
         Message::AckOp { member: m, session, id } => {
             format!("{}'s ack of op {} in session {}.{}", member(m), op(id), session.0, session.1)
         }
-        Message::AckCopy { member: m, session } => {
+        Message::AckCopy { member: m, session, .. } => {
             format!("{}'s ack of a copy in session {}.{}", member(m), session.0, session.1)
         }
         Message::GiveBack { member: m, serial } => {
@@ -88,6 +88,9 @@ pub fn step(s: &State, action: Action) -> String {
         Action::Promote(o, m) => format!("host {o} sends the promotion of {}", member(m)),
         Action::Copy(o, m, from) => {
             format!("host {o} copies the chunk from {} to {}", member(from), member(m))
+        }
+        Action::CopyGivenUp(o, m) => {
+            format!("host {o} gives up the copy to {} and its lock", member(m))
         }
         Action::Reattach(o, m) => format!("host {o} opens a new session with {}", member(m)),
         Action::Crash(o) => format!("host {o}'s owner process dies"),
