@@ -16,6 +16,7 @@ use atoll_world::directory::{
 use atoll_world::sync::{Notify, oneshot};
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -123,6 +124,11 @@ impl DirectoryService {
     pub fn set_cut(&self, host: u16, cut: bool) {
         self.0.cut.borrow_mut()[usize::from(host)] = cut;
         self.0.changed.notify_all();
+    }
+
+    /// Returns at the next change, or when its reachability changes.
+    pub fn changed(&self) -> impl Future<Output = ()> + use<> {
+        self.0.changed.notified()
     }
 
     /// Transactions carried out, conflicts included.

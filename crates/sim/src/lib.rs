@@ -14,22 +14,30 @@
 //! | [`rig`] | the machines of a cluster and what befalls them |
 //! | [`workload`], [`pattern`], [`checker`] | clients, what they write, whether it was one disk |
 //! | [`trace`] | what happened, and its hash |
+//! | [`cluster`] | the real node on those machines, its volumes and what must hold of them |
+//! | [`storage`], [`ideal`] | what a host keeps its components on |
+//! | [`run`] | one seed, many seeds, the report |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
 //!
 //! Absent here: the operating system's clock, entropy, threads and files.
 
 pub mod checker;
 pub mod clock;
+pub mod cluster;
 pub mod cpu;
 pub mod directory;
 pub mod disk;
 pub mod executor;
 pub mod fault;
+pub mod ideal;
 pub mod model;
 pub mod net;
 pub mod pattern;
+
 pub mod rig;
 pub mod rng;
+pub mod run;
+pub mod storage;
 pub mod trace;
 pub mod workload;
 pub mod world;

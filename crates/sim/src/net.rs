@@ -190,8 +190,14 @@ impl Fabric {
         }
     }
 
-    /// All tasks of the dead life are gone.
+    /// All tasks of the dead life are gone; connections that something still refers to end too.
     pub fn detached(&self, host: u16) {
+        let pairs: Vec<_> = self.0.pairs.borrow().values().filter_map(Weak::upgrade).collect();
+        for pair in pairs {
+            for side in (0..2).filter(|&side| pair.hosts[side] == host) {
+                pair.close(side);
+            }
+        }
         self.0.ports.borrow_mut()[usize::from(host)].dying = false;
     }
 

@@ -62,6 +62,7 @@ struct Inner {
     directory: DirectoryService,
     hosts: Vec<HostRig>,
     boot: RefCell<Option<Rc<Boot>>>,
+    death: RefCell<Option<Rc<dyn Fn(u16)>>>,
     rng: RefCell<Rng>,
     /// No more events: what is still planned does nothing.
     healed: Cell<bool>,
@@ -106,6 +107,7 @@ impl Rig {
             directory,
             hosts,
             boot: RefCell::new(None),
+            death: RefCell::new(None),
             rng: RefCell::new(stream("events")),
             healed: Cell::new(false),
             restart_after: Cell::new(false),
@@ -117,9 +119,18 @@ impl Rig {
         *self.0.boot.borrow_mut() = Some(Rc::new(boot));
     }
 
+    /// Runs whenever a host's life has ended and its tasks are gone: to free what is left.
+    pub fn set_death(&self, death: impl Fn(u16) + 'static) {
+        *self.0.death.borrow_mut() = Some(Rc::new(death));
+    }
+
     /// The executor.
     pub fn executor(&self) -> &Executor {
         &self.0.executor
+    }
+    /// Where all chance comes from.
+    pub fn seed(&self) -> u64 {
+        self.0.seed
     }
     /// What was reached.
     pub fn faults(&self) -> &Faults {
@@ -193,6 +204,10 @@ impl Rig {
         self.0.fabric.detaching(host, power_lost);
         self.0.executor.kill(life);
         self.0.fabric.detached(host);
+        let death = self.0.death.borrow().clone();
+        if let Some(death) = death {
+            death(host);
+        }
         for disk in &rig.disks {
             if power_lost {
                 disk.power_lost();
@@ -499,10 +514,11 @@ impl Rig {
 
     /// Frees everything: tasks and devices refer to each other.
     pub fn shutdown(&self) {
-        for host in &self.0.hosts {
-            host.life.set(None);
+        for host in 0..self.hosts() {
+            self.kill(host, true);
         }
         self.0.boot.borrow_mut().take();
+        self.0.death.borrow_mut().take();
         self.0.executor.shutdown();
     }
 }

@@ -37,7 +37,7 @@ impl Mix {
             zero: rng.below(8) as u8,
             hot: rng.within(0, 90) as u8,
             len_max: *rng.pick(&[4096, 16384, 65536, 262_144, 1 << 20]),
-            pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[1, 10, 100, 400]))),
+            pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[20, 100, 400, 1_000]))),
         }
     }
 }

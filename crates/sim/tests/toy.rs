@@ -71,12 +71,14 @@ impl Toy {
             head[i * 8..i * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
         self.disk.write(JOURNAL, vec![head.freeze()], durable).await.map_err(io)?;
-        // In two halves: who reads without the lock may see one.
-        let half = new.len() / 8192 * 4096;
-        if half > 0 {
-            self.disk.write(from, vec![new.slice(..half)], durable).await.map_err(io)?;
+        if self.careless == Careless::NoLock {
+            // First half of the sectors of the first block: who reads without the lock may see it.
+            let mut half = BufMut::for_overwrite(4096);
+            half.copy_from_slice(&old[..4096]);
+            half[..2048].copy_from_slice(&new[..2048]);
+            self.disk.write(from, vec![half.freeze()], durable).await.map_err(io)?;
         }
-        self.disk.write(from + half as u64, vec![new.slice(half..)], durable).await.map_err(io)
+        self.disk.write(from, vec![new], durable).await.map_err(io)
     }
 }
 
@@ -150,6 +152,12 @@ fn run(seed: u64, careless: Careless, faults: FaultSet) -> Result<u64, String> {
     });
     let mut plan = Plan::of_seed(seed, 1, faults);
     plan.event_every = Nanos::from_ms(3);
+    if faults.has(FaultKind::LostWrite) {
+        plan.victim = Some(0);
+        plan.medium.lost = 5_000;
+        plan.medium.misdirected_write = 5_000;
+    }
+    rig.set_rates(&plan);
     rig.start(0);
     rig.executor().spawn(LifeId::HARNESS, rig.clone().befall(plan));
     let (b, r) = (book.clone(), rig.clone());

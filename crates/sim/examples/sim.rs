@@ -1,0 +1,75 @@
+//! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--ideal]`, or
+//! `sim --seed S [--trace]`.
+
+#![allow(clippy::disallowed_methods, reason = "a program, not the simulator")]
+
+use atoll_sim::fault::FaultSet;
+use atoll_sim::run::{Options, run_one, run_seeds};
+use std::time::{Duration, Instant};
+
+fn main() {
+    let mut options = Options::default();
+    let (mut seeds, mut one, mut time) = (0..100, None, None);
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().unwrap_or_else(|| fail(&format!("{arg} needs a value")));
+        match arg.as_str() {
+            "--seeds" => {
+                let text = value();
+                let (a, b) = text.split_once("..").unwrap_or_else(|| fail("--seeds A..B"));
+                seeds = number(a)..number(b);
+            }
+            "--seed" => one = Some(number(&value())),
+            "--time" => time = Some(Duration::from_secs(number(&value()))),
+            "--ops" => options.ops = number(&value()),
+            "--hosts" => options.hosts = Some(number(&value()) as u16),
+            "--faults" => options.faults = FaultSet::parse(&value()).unwrap_or_else(|e| fail(&e)),
+            "--trace" => options.trace = true,
+            "--twice" => options.twice = true,
+            "--ideal" => options.ideal_store = true,
+            other => fail(&format!("unknown argument {other}")),
+        }
+    }
+    let began = Instant::now();
+    if let Some(seed) = one {
+        let outcome = run_one(seed, &options);
+        for line in &outcome.lines {
+            println!("{line}");
+        }
+        for violation in &outcome.violations {
+            println!("VIOLATION: {violation}");
+        }
+        println!(
+            "seed {seed}: hash {:016x}, {:?} virtual, {} of {} operations answered, {} polls, {:?}",
+            outcome.hash,
+            outcome.virtual_time,
+            outcome.ops.1,
+            outcome.ops.0,
+            outcome.polls,
+            began.elapsed()
+        );
+        std::process::exit(i32::from(!outcome.violations.is_empty()));
+    }
+    let report = run_seeds(seeds, &options, &mut |outcome| {
+        if let Some(first) = outcome.violations.first() {
+            println!("seed {}: {first}", outcome.seed);
+        }
+        time.is_none_or(|t| began.elapsed() < t)
+    });
+    println!("{report}");
+    println!(
+        "{:?}, {:.0} polls/s",
+        began.elapsed(),
+        report.polls as f64 / began.elapsed().as_secs_f64()
+    );
+    std::process::exit(i32::from(!report.failed.is_empty()));
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| fail(&format!("'{text}' is not a number")))
+}
+
+fn fail(why: &str) -> ! {
+    eprintln!("sim: {why}");
+    std::process::exit(2)
+}

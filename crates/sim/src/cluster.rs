@@ -1,0 +1,532 @@
+//! A simulated cluster of the real node: its storage, its volumes, its clients, its end.
+//!
+//! Invariants that are checked of every run: no wrong byte is returned; the history of every volume
+//! is that of one disk; once everything has healed all clients' I/O ends, and all objects become
+//! healthy, within [`SETTLE_MAX`]; then every byte reads the same from every host and from every
+//! active copy; no epoch of an object ever had two owners.
+
+use crate::disk::SimDisk;
+use crate::executor::Executor;
+use crate::fault::Plan;
+use crate::pattern::{self, SECTOR};
+use crate::rig::Rig;
+use crate::rng::Rng;
+use crate::workload::{Book, Mix};
+use crate::world::SimWorld;
+use atoll_format::id::{ClusterId, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq};
+use atoll_format::op::BlockRange;
+use atoll_format::record::{
+    self, ClusterRecord, GroupRecord, LegRecord, MemberRecord, MemberState, ObjectRecord,
+    ObjectState, OwnerRecord, Policy, RECORD_VERSION, VolumeRecord, key, legs_needed,
+};
+use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
+use atoll_node::{Node, NodeConfig};
+use atoll_object::message::{Reply, Request};
+use atoll_world::components::{Components, StoreError};
+use atoll_world::directory::{Change, Txn};
+use atoll_world::volume::Volumes;
+use atoll_world::{Nanos, World};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+
+/// What keeps a host's components.
+pub trait Storage: Clone + 'static {
+    /// A disk group's store.
+    type Store: Components;
+    /// Opens (at the first start: makes) the disk groups of a host.
+    fn open(
+        &self,
+        host: u16,
+        disks: Vec<SimDisk>,
+        world: SimWorld,
+    ) -> impl Future<Output = Result<Vec<(Self::Store, GroupRecord)>, String>>;
+    /// What is wrong with a store that is at rest, if anything.
+    fn check(&self, store: &Self::Store) -> impl Future<Output = Result<(), String>>;
+}
+
+/// After healing, the time within which all I/O ends and all objects become healthy: the longest
+/// hold of a client, a takeover, and a resync of everything.
+pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
+/// Time in which things go wrong, at most.
+const TROUBLE_MAX: Nanos = Nanos::from_secs(60);
+/// Id of host 0.
+const HOST_ID: u64 = 0x1000;
+
+/// What a cluster is made of, and what its clients do.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Volumes: size and policy of each.
+    pub volumes: Vec<(u64, Policy)>,
+    /// Clients: host, volume and mix of each.
+    pub clients: Vec<(u16, usize, Mix)>,
+    /// Operations of each volume's clients, in all.
+    pub ops: u64,
+    /// Seconds before a lost member is rebuilt elsewhere.
+    pub repair_delay_s: u32,
+}
+
+impl ClusterSpec {
+    /// By chance, for `hosts` hosts.
+    pub fn of_seed(seed: u64, hosts: u16, ops: u64) -> Self {
+        let mut rng = Rng::named(seed, "cluster");
+        let policy = |rng: &mut Rng| {
+            let copies = match rng.below(10) {
+                0..8 => 2,
+                _ => 3.min(hosts),
+            };
+            Policy {
+                failures_to_tolerate: (copies - 1) as u8,
+                stripe_width: rng.within(1, 3) as u8,
+                ..Policy::DEFAULT
+            }
+        };
+        let count = rng.within(1, 2) as usize;
+        let volumes: Vec<_> =
+            (0..count).map(|_| (rng.within(2, 6) * CHUNK, policy(&mut rng))).collect();
+        let mut clients = Vec::new();
+        for volume in 0..count {
+            let mix = Mix::of(&mut rng);
+            for _ in 0..rng.within(2, 5) {
+                clients.push((rng.below(u64::from(hosts)) as u16, volume, mix));
+            }
+        }
+        let repair_delay_s = *rng.pick(&[5, 60, 3600]);
+        Self { volumes, clients, ops, repair_delay_s }
+    }
+}
+
+struct Inner<T: Storage> {
+    rig: Rig,
+    spec: ClusterSpec,
+    storage: T,
+    nodes: RefCell<Vec<Option<Node<SimWorld, T::Store>>>>,
+    books: Vec<Book>,
+    clients_on: Cell<bool>,
+    violations: RefCell<Vec<String>>,
+    owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
+}
+
+/// A cluster; clones are the same.
+pub struct Cluster<T: Storage>(Rc<Inner<T>>);
+
+impl<T: Storage> Clone for Cluster<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+/// The id of a host.
+pub fn host_id(host: u16) -> HostId {
+    HostId(HOST_ID + u64::from(host))
+}
+
+/// The id of the only disk group of a host.
+pub fn group_id(host: u16) -> GroupId {
+    GroupId(0x2000 + u64::from(host))
+}
+
+/// The cluster that all simulated hosts belong to.
+pub const CLUSTER: ClusterId = ClusterId(0xa70_11);
+
+fn volume_name(volume: usize) -> String {
+    format!("v{volume}")
+}
+
+impl<T: Storage> Cluster<T> {
+    /// Machines with programs, switched off.
+    pub fn new(rig: Rig, spec: ClusterSpec, storage: T) -> Self {
+        let book = |(size, _): &(u64, Policy)| Book::new(rig.executor(), *size, spec.ops);
+        let books = spec.volumes.iter().map(book).collect();
+        let nodes = (0..rig.hosts()).map(|_| None).collect();
+        let cluster = Self(Rc::new(Inner {
+            rig: rig.clone(),
+            spec,
+            storage,
+            nodes: RefCell::new(nodes),
+            books,
+            clients_on: Cell::new(false),
+            violations: RefCell::default(),
+            owners: RefCell::default(),
+        }));
+        let this = cluster.clone();
+        rig.set_boot(move |host, disks, world| {
+            world.clone().spawn(this.clone().run_host(host, disks, world));
+        });
+        let this = cluster.clone();
+        rig.set_death(move |host| {
+            let node = this.0.nodes.borrow_mut()[usize::from(host)].take();
+            if let Some(node) = node {
+                node.dissolve();
+            }
+        });
+        cluster
+    }
+
+    fn executor(&self) -> &Executor {
+        self.0.rig.executor()
+    }
+
+    fn say(&self, host: Option<u16>, text: String) {
+        self.executor().trace().fact(self.executor().now(), host, "cluster", text);
+    }
+
+    fn violated(&self, text: String) {
+        self.say(None, format!("VIOLATION: {text}"));
+        self.0.violations.borrow_mut().push(text);
+    }
+
+    /// What was found wrong.
+    pub fn violations(&self) -> Vec<String> {
+        self.0.violations.borrow().clone()
+    }
+
+    /// The clients' books, one a volume.
+    pub fn books(&self) -> &[Book] {
+        &self.0.books
+    }
+
+    /// The program of a host.
+    async fn run_host(self, host: u16, disks: Vec<SimDisk>, world: SimWorld) {
+        let groups = loop {
+            match self.0.storage.open(host, disks.clone(), world.clone()).await {
+                Ok(groups) => break groups,
+                Err(why) => {
+                    self.say(Some(host), format!("cannot open its disk group: {why}"));
+                    world.sleep(Nanos::from_secs(1)).await;
+                }
+            }
+        };
+        let config = NodeConfig {
+            cluster: CLUSTER,
+            host: host_id(host),
+            name: format!("h{host}"),
+            fault_domain: format!("h{host}"),
+            peers: vec![format!("h{host}")],
+            api: String::new(),
+            release: "sim".into(),
+        };
+        let node = Node::start(world.clone(), config, groups);
+        self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
+        if world_is_recording(&self) {
+            world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
+        }
+        while !self.0.clients_on.get() {
+            world.sleep(Nanos::from_ms(10)).await;
+        }
+        for (client, (on, volume, mix)) in self.0.spec.clients.iter().copied().enumerate() {
+            if on == host {
+                let rng = Rng::named(world.random(), &format!("client {client}"));
+                world.spawn(self.clone().run_client(node.clone(), world.clone(), volume, mix, rng));
+            }
+        }
+    }
+
+    async fn tell_events(self, host: u16, node: Node<SimWorld, T::Store>, world: SimWorld) {
+        let mut seen = 0;
+        loop {
+            for event in node.local_events(seen, 100) {
+                seen = event.number;
+                let ex = self.executor();
+                ex.trace().event(ex.now(), Some(host), "node", 0, || {
+                    format!("{}: {}", event.kind, event.message)
+                });
+            }
+            world.sleep(Nanos::from_ms(50)).await;
+        }
+    }
+
+    async fn run_client(
+        self,
+        node: Node<SimWorld, T::Store>,
+        world: SimWorld,
+        volume: usize,
+        mix: Mix,
+        rng: Rng,
+    ) {
+        let book = self.0.books[volume].clone();
+        while !book.is_over() {
+            match node.open(&volume_name(volume)).await {
+                Ok(open) => return book.client(open, mix, rng).await,
+                Err(_) => world.sleep(Nanos::from_ms(200)).await,
+            }
+        }
+    }
+
+    /// Starts the hosts and makes the volumes, with nothing going wrong.
+    async fn set_up(&self) -> Result<(), String> {
+        let rig = &self.0.rig;
+        let mut rng = Rng::named(rig.seed(), "placement");
+        let record = ClusterRecord {
+            version: RECORD_VERSION,
+            id: CLUSTER,
+            name: "sim".into(),
+            repair_delay_s: self.0.spec.repair_delay_s,
+            resync_floor_bytes: 4 << 20,
+        };
+        self.put(vec![(key::CLUSTER.to_owned(), record::encode(&record))]);
+        for host in 0..rig.hosts() {
+            rig.start(host);
+        }
+        let limit = self.executor().now() + Nanos::from_secs(30);
+        while self.0.nodes.borrow().iter().any(Option::is_none) {
+            if self.executor().now() > limit {
+                return Err("hosts do not start".into());
+            }
+            self.wait(Nanos::from_ms(10)).await;
+        }
+        for (v, (size_bytes, policy)) in self.0.spec.volumes.iter().enumerate() {
+            let id = ObjectId(rng.next());
+            let mut legs = Vec::new();
+            for leg in 0..legs_needed(policy, *size_bytes) {
+                // Any hosts, in any order.
+                let mut hosts: Vec<u16> = (0..rig.hosts()).collect();
+                let mut members = Vec::new();
+                for _ in 0..policy.members() {
+                    let host = hosts.swap_remove(rng.below(hosts.len() as u64) as usize);
+                    members.push(MemberRecord {
+                        component: ComponentId(rng.next()),
+                        host: host_id(host),
+                        group: group_id(host),
+                        state: MemberState::Active,
+                    });
+                }
+                let _ = leg;
+                legs.push(LegRecord { members });
+            }
+            let object = ObjectRecord {
+                version: RECORD_VERSION,
+                id,
+                name: volume_name(v),
+                state: ObjectState::Ready,
+                size_bytes: *size_bytes,
+                policy: policy.clone(),
+                epoch: Epoch(1),
+                owner: None,
+                seq_base: Seq(0),
+                legs,
+                nonce: 0,
+            };
+            for (leg, member) in object.members() {
+                let host = (member.host.0 - HOST_ID) as u16;
+                let spec = atoll_world::components::ComponentSpec {
+                    object: id,
+                    leg: leg as u16,
+                    blocks: object.leg_chunks(leg) * BLOCKS_PER_CHUNK,
+                    epoch: Epoch(1),
+                };
+                let node = self.node(host).ok_or("a host stopped by itself")?;
+                let create =
+                    Request::Create { group: member.group, component: member.component, spec };
+                match node.objects().members().handle(member.host, create).await {
+                    Reply::Done => {}
+                    other => return Err(format!("h{host} makes no component: {other:?}")),
+                }
+            }
+            let volume = VolumeRecord {
+                version: RECORD_VERSION,
+                object: id,
+                policy: "default".into(),
+                created_ms: 0,
+            };
+            self.put(vec![
+                (key::object(id), record::encode(&object)),
+                (key::volume(&volume_name(v)), record::encode(&volume)),
+            ]);
+        }
+        Ok(())
+    }
+
+    fn put(&self, pairs: Vec<(String, Vec<u8>)>) {
+        let changes = pairs.into_iter().map(|(key, value)| Change::Put(key, value)).collect();
+        let txn = Txn { compares: vec![], changes };
+        self.0.rig.directory().apply(&txn).expect("small values");
+    }
+
+    fn node(&self, host: u16) -> Option<Node<SimWorld, T::Store>> {
+        self.0.nodes.borrow()[usize::from(host)].clone()
+    }
+
+    async fn wait(&self, span: Nanos) {
+        let ex = self.executor();
+        ex.sleep_until(ex.now() + span).await;
+    }
+
+    /// All objects as the directory has them.
+    fn objects(&self) -> Vec<ObjectRecord> {
+        let listing = self.0.rig.directory().state().list(key::OBJECTS).expect("a short prefix");
+        let decode = |e: &atoll_world::directory::Entry| {
+            record::decode(&e.key, &e.value).expect("only records are written")
+        };
+        listing.entries.iter().map(decode).collect()
+    }
+
+    /// Watches the directory for what must never be there.
+    async fn watch_owners(self) {
+        loop {
+            let changed = self.0.rig.directory().changed();
+            for object in self.objects() {
+                let Some(owner) = object.owner else { continue };
+                let before =
+                    *self.0.owners.borrow_mut().entry((object.id, object.epoch)).or_insert(owner);
+                if before != owner {
+                    self.violated(format!(
+                        "object {} has two owners in epoch {}: {before:?} and {owner:?}",
+                        object.id, object.epoch.0
+                    ));
+                }
+                if object.legs.iter().any(|l| !l.members.iter().any(|m| m.state.is_active())) {
+                    self.violated(format!("object {} has a leg without active member", object.id));
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn unhealthy(&self) -> Option<String> {
+        if let Some(host) = self.0.nodes.borrow().iter().position(Option::is_none) {
+            return Some(format!("h{host} does not come up"));
+        }
+        for object in self.objects() {
+            for (i, leg) in object.legs.iter().enumerate() {
+                let active = leg.members.iter().filter(|m| m.state.is_active()).count();
+                if active != object.policy.members() || active != leg.members.len() {
+                    return Some(format!(
+                        "object {} leg {i}: {:?}, epoch {}, owner {:?}",
+                        object.name,
+                        leg.members.iter().map(|m| (m.host, m.state)).collect::<Vec<_>>(),
+                        object.epoch.0,
+                        object.owner.map(|o| o.host),
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// The whole run: set up, trouble, healing, judgement.
+    pub async fn run(self, plan: Plan) {
+        if let Err(why) = self.set_up().await {
+            return self.violated(format!("set-up: {why}"));
+        }
+        let rig = &self.0.rig;
+        let harness = crate::executor::LifeId::HARNESS;
+        self.executor().spawn(harness, self.clone().watch_owners());
+        self.0.clients_on.set(true);
+        rig.set_rates(&plan);
+        self.executor().spawn(harness, rig.clone().befall(plan.clone()));
+        let calm_at = self.executor().now() + TROUBLE_MAX;
+        while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
+            self.wait(Nanos::from_ms(50)).await;
+        }
+        rig.heal();
+        let limit = self.executor().now() + SETTLE_MAX;
+        self.0.books.iter().for_each(Book::stop);
+        while self.0.books.iter().any(|b| b.running() > 0) {
+            if self.executor().now() > limit {
+                let running: u32 = self.0.books.iter().map(Book::running).sum();
+                return self.violated(format!("I/O of {running} clients does not end"));
+            }
+            self.wait(Nanos::from_ms(50)).await;
+        }
+        while let Some(why) = self.unhealthy() {
+            if self.executor().now() > limit {
+                return self.violated(format!("not healthy in time: {why}"));
+            }
+            self.wait(Nanos::from_ms(100)).await;
+        }
+        self.say(None, "all objects are healthy".into());
+        for v in 0..self.0.books.len() {
+            if let Err(why) = self.read_back(v).await {
+                self.violated(format!("volume v{v}: {why}"));
+            }
+        }
+        for host in 0..rig.hosts() {
+            let Some(node) = self.node(host) else {
+                self.violated(format!("h{host} is not up in the end"));
+                continue;
+            };
+            for store in node.objects().members().stores() {
+                if let Err(why) = self.0.storage.check(&store).await {
+                    self.violated(format!("store of h{host}: {why}"));
+                }
+            }
+        }
+    }
+
+    /// Reads a volume through every host, and from every active copy.
+    async fn read_back(&self, v: usize) -> Result<(), String> {
+        let book = &self.0.books[v];
+        let (size, _) = self.0.spec.volumes[v];
+        let sectors = (size / SECTOR as u64) as u32;
+        let mut tags = Vec::new();
+        for host in 0..self.0.rig.hosts() {
+            let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
+            let volume = node.open(&volume_name(v)).await.map_err(|e| e.to_string())?;
+            let client = 1_000_000 + u32::from(host);
+            let read = book.read(&volume, client, 0, sectors).await;
+            tags = read.map_err(|e| format!("read back through h{host}: {e}"))?;
+        }
+        let limit = self.executor().now() + Nanos::from_secs(60);
+        let objects = self.objects();
+        let object = objects.iter().find(|o| o.name == volume_name(v)).ok_or("no record")?;
+        for (leg, member) in object.members() {
+            let host = (member.host.0 - HOST_ID) as u16;
+            let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
+            let stores = node.objects().members().stores();
+            let store = stores
+                .iter()
+                .find(|s| s.group() == member.group)
+                .ok_or_else(|| format!("h{host} has lost its disk group"))?;
+            for chunk in 0..object.leg_chunks(leg) {
+                let first = chunk * BLOCKS_PER_CHUNK;
+                let offset = object.object_offset(leg, chunk);
+                let blocks = ((object.size_bytes - offset).min(CHUNK) / BLOCK) as u16;
+                let range = BlockRange { start: first, count: blocks };
+                let read = loop {
+                    match store.read(member.component, range).await {
+                        // A damaged copy repairs itself once it is found.
+                        Err(StoreError::Bad(_)) if self.executor().now() < limit => {
+                            self.wait(Nanos::from_ms(500)).await;
+                        }
+                        Err(error) => {
+                            return Err(format!("copy on h{host}, chunk {chunk}: {error}"));
+                        }
+                        Ok(read) => break read,
+                    }
+                };
+                let bytes = atoll_world::buf::join(&read.payload);
+                for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+                    let at = offset / SECTOR as u64 + i as u64;
+                    let found = pattern::tag(sector, at);
+                    if found != Ok(tags[at as usize]) {
+                        return Err(format!(
+                            "copy on h{host} of sector {at} is of write {found:?}, the volume shows \
+                             write {}; tag {:?}",
+                            tags[at as usize],
+                            read.tags[i / 8]
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the histories.
+    pub fn judge(&self) {
+        for (v, book) in self.0.books.iter().enumerate() {
+            for wrong in book.wrong() {
+                self.0.violations.borrow_mut().push(format!("volume v{v}: {wrong}"));
+            }
+            if let Err(violation) = book.history().check() {
+                self.0.violations.borrow_mut().push(format!("volume v{v}: {violation}"));
+            }
+        }
+    }
+}
+
+fn world_is_recording<T: Storage>(cluster: &Cluster<T>) -> bool {
+    cluster.executor().trace().is_recording()
+}
