@@ -505,6 +505,8 @@ pub struct CheckpointHead {
     pub trim_below: u64,
     /// The last batch of the log that was durable when this was written.
     pub log_to: u64,
+    /// Everything that batches up to this one did is in the checkpoint: they need not be repeated.
+    pub replay_after: u64,
     /// The next local number of a component.
     pub next_local: u32,
     /// Components in the body.
@@ -529,6 +531,7 @@ struct RawCheckpoint {
     journal_at: U64,
     trim_below: U64,
     log_to: U64,
+    replay_after: U64,
     body_len: U64,
     journal_crc: U32,
     body_crc: U32,
@@ -540,7 +543,7 @@ const _: () = {
     assert!(size_of::<JournalRecord>() == JOURNAL_RECORD_LEN);
     assert!(size_of::<RawJournal>() == JOURNAL_HEAD_LEN);
     assert!(std::mem::offset_of!(RawJournal, crc) == 12);
-    assert!(size_of::<RawCheckpoint>() == 96);
+    assert!(size_of::<RawCheckpoint>() == 104);
 };
 
 impl CheckpointHead {
@@ -556,6 +559,7 @@ impl CheckpointHead {
         raw.journal_at = self.journal_at.into();
         raw.trim_below = self.trim_below.into();
         raw.log_to = self.log_to.into();
+        raw.replay_after = self.replay_after.into();
         raw.body_len = self.body_len.into();
         raw.journal_crc = self.journal_crc.into();
         raw.body_crc = self.body_crc.into();
@@ -591,6 +595,7 @@ impl CheckpointHead {
             journal_crc: raw.journal_crc.get(),
             trim_below: raw.trim_below.get(),
             log_to: raw.log_to.get(),
+            replay_after: raw.replay_after.get(),
             next_local: raw.next_local.get(),
             components: raw.components.get(),
             body_len: raw.body_len.get(),

@@ -264,6 +264,12 @@ async fn write_copy<W: World>(
 ) -> Result<(), ()> {
     let region = group.state.borrow().geometry.checkpoints[copy];
     let room = region.len - BLOCK;
+    // With nothing left in the log's index, chunks are where the table says, and the records that
+    // follow hold all small state: the batches so far have nothing more to say.
+    let replay_after = {
+        let settled = group.state.borrow().index_blocks == 0;
+        if settled { group.queue.borrow().next_seq - 1 } else { 0 }
+    };
     let (mut body_len, mut body_crc, mut components) = (0u64, 0u32, 0u32);
     let mut bytes: Vec<u8> = Vec::new();
     let mut next = Some(0);
@@ -315,6 +321,7 @@ async fn write_copy<W: World>(
             journal_crc: position.prev_crc,
             trim_below: state.trim_below,
             log_to: group.queue.borrow().next_seq - 1,
+            replay_after,
             next_local: state.next_local,
             components,
             body_len,

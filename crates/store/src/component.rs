@@ -433,7 +433,7 @@ mod tests {
                 assert_eq!(client.has(probe), expect, "{probe} at {i}, settled {settled}");
             }
         }
-        assert!(client.words.len() <= 6);
+        assert!(client.words.len() <= 11);
     }
 
     #[test]

@@ -359,6 +359,7 @@ async fn write_areas<D: Disk>(disk: &D, label: &Superblock) -> std::io::Result<(
             journal_crc: 0,
             trim_below: 1,
             log_to: 0,
+            replay_after: 0,
             next_local: 1,
             components: 0,
             body_len: 0,

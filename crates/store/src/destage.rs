@@ -52,12 +52,18 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 let _ = group.world.timeout_at(until, wake).await;
             }
             Next::Checkpoint => {
-                if checkpoint::take(&group).await.is_err() {
+                group.state.borrow_mut().round_under_way = true;
+                let done = checkpoint::take(&group).await;
+                group.state.borrow_mut().round_under_way = false;
+                if done.is_err() {
                     break;
                 }
             }
             Next::Round => {
-                if round(&group).await.is_err() && group.failed.borrow().is_some() {
+                group.state.borrow_mut().round_under_way = true;
+                let done = round(&group).await;
+                group.state.borrow_mut().round_under_way = false;
+                if done.is_err() && group.failed.borrow().is_some() {
                     break;
                 }
                 group.trimmed.notify_all();

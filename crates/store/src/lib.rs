@@ -17,6 +17,7 @@
 //! | `read`, `scrub`, `check` | looking at it |
 //! | `device`, `group`, `limits` | devices with deadlines, shared state, every bound |
 
+mod check;
 mod checkpoint;
 mod component;
 mod create;
@@ -38,6 +39,7 @@ mod state;
 mod store;
 mod table;
 
+pub use check::{CheckReport, check};
 pub use create::{FormatError, FormatSpec, GroupLabel, format_group};
 pub use label::{Inspection, inspect, wipe};
 pub use open::{OpenError, OpenSpec};

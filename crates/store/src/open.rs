@@ -14,7 +14,7 @@ use atoll_format::id::{ClusterId, DiskId, GroupId};
 use atoll_format::superblock::{Region, RegionKind, Shape, Superblock, SuperblockError};
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
-use atoll_world::{Disk, Nanos, World};
+use atoll_world::{Disk, Nanos, World, sometimes};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -126,7 +126,12 @@ impl<W: World> Store<W> {
     /// # Errors
     /// See [`OpenError`].
     pub async fn open(world: W, disks: Vec<W::Disk>, spec: OpenSpec) -> Result<Self, OpenError> {
-        let (disks, labels) = sort_out(disks, &spec).await?;
+        let mut found = sort_out(disks, &spec).await?;
+        for one in &mut found {
+            one.repair_label().await.map_err(|e| OpenError::Io(e.to_string()))?;
+        }
+        let (disks, labels): (Vec<W::Disk>, Vec<Superblock>) =
+            found.into_iter().map(|f| (f.disk, f.label)).unzip();
         let geometry = geometry(&labels)?;
         let health = Notify::default();
         let deadline = spec.io_deadline.unwrap_or(limits::IO_DEADLINE);
@@ -205,15 +210,34 @@ async fn start<W: World>(group: &Rc<Group<W>>, checkpoint_now: bool) -> Result<(
     Ok(())
 }
 
+/// A device of the group and its label.
+pub(crate) struct Member<D> {
+    pub disk: D,
+    pub label: Superblock,
+    /// One of the two copies of the label is not good.
+    damaged: bool,
+}
+
+impl<D: Disk> Member<D> {
+    async fn repair_label(&mut self) -> std::io::Result<()> {
+        if !self.damaged {
+            return Ok(());
+        }
+        sometimes!("store.label.repaired");
+        self.label.generation += 1;
+        write_labels(&self.disk, &self.label).await
+    }
+}
+
 /// Reads and checks the labels; returns the devices in the group's order.
-async fn sort_out<D: Disk>(
+pub(crate) async fn sort_out<D: Disk>(
     disks: Vec<D>,
     spec: &OpenSpec,
-) -> Result<(Vec<D>, Vec<Superblock>), OpenError> {
-    let mut found: Vec<(D, Superblock, bool)> = Vec::new();
+) -> Result<Vec<Member<D>>, OpenError> {
+    let mut found: Vec<Member<D>> = Vec::new();
     for (device, disk) in disks.into_iter().enumerate() {
         let inspection = inspect(&disk).await.map_err(|e| OpenError::Io(e.to_string()))?;
-        let (label, first_damaged) = match inspection {
+        let (label, damaged) = match inspection {
             Inspection::Ours { superblock, first_damaged } => (*superblock, first_damaged),
             Inspection::Empty => return Err(OpenError::Empty { device }),
             Inspection::Foreign { what } => return Err(OpenError::Foreign { device, what }),
@@ -221,36 +245,32 @@ async fn sort_out<D: Disk>(
             Inspection::Unsupported(e) => return Err(OpenError::Newer(e.to_string())),
         };
         check(device, &disk, &label, &found, spec)?;
-        found.push((disk, label, first_damaged));
+        found.push(Member { disk, label, damaged });
     }
-    let Some((_, first, _)) = found.first() else {
+    let Some(first) = found.first() else {
         return Err(OpenError::Io("no device was given".into()));
     };
-    let wanted = first.disks.clone();
+    let wanted = first.label.disks.clone();
     for (index, &disk) in wanted.iter().enumerate() {
-        if !found.iter().any(|(_, label, _)| label.disk == disk) {
+        if !found.iter().any(|f| f.label.disk == disk) {
             return Err(OpenError::Missing { disk, index, devices: wanted.len() });
         }
     }
-    found.sort_by_key(|(_, label, _)| label.index);
-    for (disk, label, first_damaged) in &mut found {
-        let second_at = label.second_at();
-        let second = disk.read(second_at, BLOCK as u32).await.ok();
-        let second_good = second
-            .is_some_and(|block| Superblock::decode(&block, second_at).as_ref() == Ok(&*label));
-        if *first_damaged || !second_good {
-            label.generation += 1;
-            write_labels(disk, label).await.map_err(|e| OpenError::Io(e.to_string()))?;
-        }
+    found.sort_by_key(|f| f.label.index);
+    for member in &mut found {
+        let at = member.label.second_at();
+        let second = member.disk.read(at, BLOCK as u32).await.ok();
+        let good = second.is_some_and(|b| Superblock::decode(&b, at).as_ref() == Ok(&member.label));
+        member.damaged |= !good;
     }
-    Ok(found.into_iter().map(|(disk, label, _)| (disk, label)).unzip())
+    Ok(found)
 }
 
 fn check<D: Disk>(
     device: usize,
     disk: &D,
     label: &Superblock,
-    found: &[(D, Superblock, bool)],
+    found: &[Member<D>],
     spec: &OpenSpec,
 ) -> Result<(), OpenError> {
     if let Some(ours) = spec.cluster
@@ -258,12 +278,13 @@ fn check<D: Disk>(
     {
         return Err(OpenError::OtherCluster { device, theirs: label.cluster, ours });
     }
-    if let Some((_, first, _)) = found.first()
-        && first.group != label.group
+    if let Some(first) = found.first()
+        && first.label.group != label.group
     {
-        return Err(OpenError::OtherGroup { device, theirs: label.group, ours: first.group });
+        let (theirs, ours) = (label.group, first.label.group);
+        return Err(OpenError::OtherGroup { device, theirs, ours });
     }
-    if let Some(a) = found.iter().position(|(_, other, _)| other.disk == label.disk) {
+    if let Some(a) = found.iter().position(|other| other.label.disk == label.disk) {
         return Err(OpenError::Twice { a, b: device, disk: label.disk });
     }
     let len_bytes = disk.len_bytes();
@@ -332,7 +353,7 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
     })
 }
 
-fn memory(geometry: &Geometry, spec: &OpenSpec) -> Memory {
+pub(crate) fn memory(geometry: &Geometry, spec: &OpenSpec) -> Memory {
     let capacity: u64 = geometry.capacity.iter().map(|c| c.slots.len).sum();
     let per_tib = |amount: u64| (u128::from(amount) * u128::from(capacity) >> 40) as u64;
     let cache_bytes =

@@ -76,8 +76,7 @@ pub(crate) async fn recover<W: World>(
     state.next_local = head.next_local.max(1);
     let mut log_to = head.log_to;
     replay_journal(device, &mut state, &mut journal, &mut log_to).await?;
-    build_space(&mut state)?;
-    let mut scan = Scan { log_to, ..Scan::default() };
+    let mut scan = Scan { log_to, replay_after: head.replay_after, ..Scan::default() };
     replay_log(device, &mut state, &mut scan).await?;
     if scan.journal_to > journal.durable_seq {
         return Err(OpenError::Metadata(format!(
@@ -85,6 +84,9 @@ pub(crate) async fn recover<W: World>(
             journal.durable_seq, scan.journal_to
         )));
     }
+    // Only now: a slot of a component that the log deletes may have a new owner in the journal.
+    build_space(&mut state)?;
+    state.recovering = false;
     if !scan.damage.is_empty() {
         mark_damage(devices, &mut state, &scan).await;
     }
@@ -144,6 +146,8 @@ fn empty(geometry: Geometry, memory: Memory) -> State {
         events: VecDeque::new(),
         scrub: ScrubProgress { idle: true, ..ScrubProgress::default() },
         last_write: atoll_world::Nanos::ZERO,
+        recovering: true,
+        round_under_way: false,
         head_waits: false,
         mover_asleep: false,
         wake_at_fill: 0,
@@ -285,12 +289,11 @@ async fn load_body<W: World>(
                 c.table.set(chunk, entry);
             }
         }
-        if usize::from(c.device) >= state.space.len()
-            || state.components.contains_key(&c.local)
-            || state.by_id.contains_key(&c.id)
-        {
+        if usize::from(c.device) >= state.space.len() || state.components.contains_key(&c.local) {
             return Err(damaged());
         }
+        // An id may be there twice: deleted and made again while the checkpoint was taken. The
+        // later number is the present one, and the log deletes the other.
         state.entries_used += u64::from(c.table.len());
         state.by_id.insert(c.id, c.local);
         state.components.insert(c.local, c);
@@ -400,7 +403,10 @@ pub(crate) fn replay_records(state: &mut State, body: &[u8]) -> Result<(), OpenE
             k if k == JournalKind::Gone as u8 => {
                 if let Some(c) = state.components.remove(&local) {
                     state.entries_used -= u64::from(c.table.len());
-                    state.by_id.remove(&c.id);
+                    // It may have been made again, under another number, before it was forgotten.
+                    if state.by_id.get(&c.id) == Some(&local) {
+                        state.by_id.remove(&c.id);
+                    }
                     for hot in c.hot.values() {
                         state.overlay_blocks -= hot.overlay.len() as u64;
                         state.overlay_chunks[usize::from(c.device)] -=
@@ -470,7 +476,8 @@ fn restore(state: &mut State, local: u32, c: Component) -> Result<(), OpenError>
     match state.components.get_mut(&local) {
         Some(known) => known.restore(c),
         None => {
-            state.by_id.insert(c.id, local);
+            let known = state.by_id.get(&c.id).copied().unwrap_or(0);
+            state.by_id.insert(c.id, known.max(local));
             state.components.insert(local, c);
         }
     }
@@ -506,6 +513,8 @@ fn build_space(state: &mut State) -> Result<(), OpenError> {
 struct Scan {
     /// The last batch that anything proves durable.
     log_to: u64,
+    /// Batches up to this one are in the checkpoint.
+    replay_after: u64,
     last_seq: u64,
     prev_crc: u32,
     generation: u64,
@@ -663,6 +672,9 @@ fn follow(scan: &mut Scan, head: &BatchHead, expected: &mut Option<u64>) {
 /// Applies all descriptors of a batch. `payload` is checked if it is at hand; blocks that do not
 /// match are marked bad.
 fn apply_view(state: &mut State, scan: &mut Scan, view: &BatchView<'_>, payload: Option<&[u8]>) {
+    if view.head.seq <= scan.replay_after {
+        return;
+    }
     let place = BatchPlace {
         batch: (view.head.at / BLOCK) as u32,
         payload: (view.head.payload_at() / BLOCK) as u32,

@@ -120,6 +120,10 @@ pub(crate) struct State {
     pub events: VecDeque<StoreEvent>,
     pub scrub: ScrubProgress,
     pub last_write: Nanos,
+    /// The maps of slots and pages are not built yet.
+    pub recovering: bool,
+    /// Destage holds slots that no chunk refers to yet.
+    pub round_under_way: bool,
     /// The log cannot go on before a segment is free.
     pub head_waits: bool,
     /// Destage waits for something to do, and is to be woken when the log is so full.
@@ -480,7 +484,9 @@ impl State {
         let mut c = Component::new(local, id, spec, device);
         c.durable = true;
         c.unsaved_from = Some(place.segment);
-        self.by_id.insert(id, local);
+        // The log may repeat the making of one that was deleted and made again: the later counts.
+        let known = self.by_id.get(&id).copied().unwrap_or(0);
+        self.by_id.insert(id, known.max(local));
         self.components.insert(local, c);
     }
 
@@ -507,6 +513,10 @@ impl State {
             space.slots_reserved -= u32::from(hot.slot_reserved);
             space.pages_reserved -= u32::from(hot.page_reserved);
             self.entries_reserved -= u64::from(hot.entry_reserved);
+        }
+        if self.recovering {
+            // The maps are built when all that is deleted is gone.
+            return;
         }
         let space = &mut self.space[usize::from(c.device)];
         let mut pages = Vec::new();

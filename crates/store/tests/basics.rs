@@ -1,0 +1,339 @@
+//! What a store promises while nothing goes wrong, and which requests it refuses.
+
+mod common;
+
+use atoll_format::id::{ClientId, ComponentId, Epoch, Seq, Session, Ticket};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
+use atoll_store::check;
+use atoll_world::Nanos;
+use atoll_world::components::{Components, Copy, CopyBlock, StoreError};
+use common::{Machine, content, formatted, make, plain_op, versions, write_op};
+
+const ID: ComponentId = ComponentId(1);
+
+#[test]
+fn what_was_written_is_read_from_the_log_from_home_and_after_a_restart() {
+    for devices in [1, 3] {
+        let m = Machine::new(1, &formatted(devices));
+        let store = m.store();
+        m.world.run(async {
+            let session = make(&store, 1, 1_000).await.expect("made");
+            store.append(ID, session, write_op(1, 5, &[101, 102, 103])).await.expect("written");
+            store.append(ID, session, write_op(2, 6, &[104])).await.expect("written");
+            store.append(ID, session, plain_op(OpKind::Zero, 3, 7, 1)).await.expect("zeroed");
+            assert_eq!(versions(&store, 1, 4, 5).await.expect("read"), [0, 101, 104, 0, 0]);
+        });
+        store.audit().expect("adds up");
+        m.world.pass(Nanos::from_secs(5));
+        store.audit().expect("adds up");
+        assert!(store.counters().destaged_bytes == 8192, "{:?}", store.counters());
+        m.world.run(async {
+            assert_eq!(versions(&store, 1, 4, 5).await.expect("read"), [0, 101, 104, 0, 0]);
+        });
+        m.world.run(store.close());
+        let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+        let m = Machine::new(2, &images);
+        let report = m.world.run(check(&m.world, m.disks.clone())).expect("runs").expect("opens");
+        assert_eq!(report.faults, Vec::<String>::new());
+        assert_eq!((report.blocks_home, report.slots_used, report.blocks_bad), (2, 1, 0));
+        let store = m.store();
+        m.world.run(async {
+            assert_eq!(versions(&store, 1, 4, 5).await.expect("read"), [0, 101, 104, 0, 0]);
+            let tags = store.tags(ID, 0).await.expect("tags");
+            assert_eq!(tags[5].seq, Seq(1));
+            assert_eq!(tags[6].seq, Seq(2));
+            assert_eq!(tags[7], BlockTag { seq: Seq(3), state: BlockState::Zero, crc: 0 });
+            assert_eq!(tags[8], BlockTag::default());
+            assert_eq!(tags[5].crc, atoll_format::checksum::crc(&content(101)));
+        });
+        assert_eq!(store.chunks_since(ID, Seq(2), 0, 9), Ok(vec![(0, Seq(3))]));
+        assert_eq!(store.chunks_since(ID, Seq(3), 0, 9), Ok(vec![]));
+    }
+}
+
+#[test]
+fn requests_out_of_epoch_session_order_or_range_are_refused() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        let session = make(&store, 1, 300).await.expect("made");
+        let append = |session, op| store.append(ID, session, op);
+        append(session, write_op(5, 0, &[1])).await.expect("written");
+        let again = append(session, write_op(5, 0, &[2])).await;
+        assert_eq!(again, Err(StoreError::Session { open: session }));
+        for (start, count) in [(299, 2), (255, 2), (300, 1), (0, 0)] {
+            let op = plain_op(OpKind::Zero, 6, start, count);
+            assert!(matches!(append(session, op).await, Err(StoreError::Malformed(_))), "{start}");
+        }
+        let mut damaged = write_op(6, 0, &[1, 2]);
+        damaged.crcs[1] ^= 1;
+        assert_eq!(append(session, damaged).await, Err(StoreError::Damaged { block: 1 }));
+        let mut short = write_op(6, 0, &[1, 2]);
+        short.payload.pop();
+        assert!(matches!(append(session, short).await, Err(StoreError::Malformed(_))));
+
+        let later = Session { epoch: Epoch(1), attach: 2 };
+        store.attach(ID, later).await.expect("attached");
+        assert_eq!(
+            append(session, write_op(7, 0, &[1])).await,
+            Err(StoreError::Session { open: later })
+        );
+        append(later, write_op(4, 0, &[3])).await.expect("a new session may begin lower");
+        let promise = store.fence(ID, Epoch(9)).await.expect("fenced");
+        assert_eq!((promise.fenced, promise.newest), (Epoch(9), Seq(5)));
+        let fenced = Err(StoreError::Fenced { fenced: Epoch(9) });
+        assert_eq!(append(later, write_op(8, 0, &[1])).await, fenced);
+        assert_eq!(store.fence(ID, Epoch(8)).await, fenced.clone().map(|()| promise));
+        assert_eq!(store.attach(ID, later).await, fenced.map(|()| promise));
+        store.fence(ID, Epoch(9)).await.expect("the same again");
+        assert_eq!(versions(&store, 1, 0, 1).await, Ok(vec![3]));
+        assert_eq!(store.status(ComponentId(2)), Err(StoreError::NoComponent(ComponentId(2))));
+    });
+}
+
+#[test]
+fn uncommitted_operations_and_tickets_outlive_restarts_and_trimming() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        let session = make(&store, 1, 10_000).await.expect("made");
+        make(&store, 2, 10_000).await.expect("made");
+        for seq in 1..=10 {
+            let mut op = write_op(seq, seq as u32, &[seq]);
+            op.committed = Seq(seq.saturating_sub(5));
+            store.append(ID, session, op).await.expect("written");
+        }
+        // Component 2 wraps the log several times.
+        let session = Session { epoch: Epoch(1), attach: 1 };
+        for round in 0..80u64 {
+            let ids: Vec<u64> = (1..=256).map(|i| round * 1_000 + i).collect();
+            let op = write_op(round + 1, (round as u32 % 30) * 256, &ids);
+            store.append(ComponentId(2), session, op).await.expect("written");
+        }
+    });
+    store.audit().expect("adds up");
+    let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+    let m = Machine::new(2, &images);
+    let store = m.store();
+    let seqs: Vec<u64> =
+        store.uncommitted(ID).expect("there").iter().map(|op| op.id.seq.0).collect();
+    assert_eq!(seqs, [6, 7, 8, 9, 10]);
+    let ticket = |number| Ticket { client: ClientId(5), number, settled_below: 0 };
+    assert_eq!(store.applied(ID, ticket(7)), Ok(true));
+    assert_eq!(store.applied(ID, ticket(11)), Ok(false));
+    let status = store.status(ID).expect("there");
+    assert_eq!(status.promise.committed, Seq(5));
+    assert_eq!(status.promise.newest, Seq(10));
+    assert_eq!(status.session, Session { epoch: Epoch(1), attach: 1 });
+    assert!(!status.doubtful);
+    store.committed(ID, Seq(9));
+    assert_eq!(store.uncommitted(ID).expect("there").len(), 1);
+    m.world.run(async {
+        for seq in 1..=10u64 {
+            assert_eq!(versions(&store, 1, seq as u32, 1).await, Ok(vec![seq]));
+        }
+        for chunk in 0..30u64 {
+            let last = if chunk < 20 { 60 + chunk } else { 30 + chunk };
+            let got = versions(&store, 2, chunk as u32 * 256, 256).await.expect("read");
+            assert_eq!(got, (1..=256).map(|i| last * 1_000 + i).collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
+fn discards_free_space_and_leave_tombstones() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    let used = |store: &atoll_store::Store<_>| store.space().used_bytes >> 20;
+    let session = m
+        .world
+        .run(async {
+            let session = make(&store, 1, 2_560).await.expect("made");
+            for chunk in 0..4u64 {
+                let ids: Vec<u64> = (1..=256).map(|i| chunk * 256 + i).collect();
+                let op = write_op(chunk + 1, chunk as u32 * 256, &ids);
+                store.append(ID, session, op).await.expect("written");
+            }
+            session
+        })
+        .expect("runs");
+    m.world.pass(Nanos::from_secs(5));
+    assert_eq!(used(&store), 4);
+    m.world.run(async {
+        let whole = plain_op(OpKind::Discard, 5, 0, 256);
+        store.append(ID, session, whole).await.expect("discarded");
+        // Chunk 1 in two halves, chunk 2 but for one block.
+        for (seq, start, count) in [(6, 256, 128), (7, 384, 128), (8, 512, 255)] {
+            let kind = if seq == 6 { OpKind::Zero } else { OpKind::Discard };
+            let op = plain_op(kind, seq, start, count);
+            store.append(ID, session, op).await.expect("discarded");
+        }
+        // What was never written leaves no trace.
+        let nothing = plain_op(OpKind::Discard, 9, 2_304, 256);
+        store.append(ID, session, nothing).await.expect("discarded");
+    });
+    m.world.pass(Nanos::from_secs(5));
+    store.audit().expect("adds up");
+    assert_eq!(used(&store), 2);
+    assert_eq!(
+        store.chunks_since(ID, Seq(4), 0, 9),
+        Ok(vec![(0, Seq(5)), (1, Seq(7)), (2, Seq(8))])
+    );
+    m.world.run(store.close());
+    let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+    let m = Machine::new(2, &images);
+    let store = m.store();
+    assert_eq!(used(&store), 2);
+    m.world.run(async {
+        assert_eq!(versions(&store, 1, 0, 256).await, Ok(vec![0; 256]));
+        assert_eq!(versions(&store, 1, 767, 1).await, Ok(vec![768]));
+        let tags = store.tags(ID, 1).await.expect("tags");
+        assert_eq!(tags[0], BlockTag { seq: Seq(6), state: BlockState::Zero, crc: 0 });
+        assert_eq!(tags[128], BlockTag { seq: Seq(7), state: BlockState::Absent, crc: 0 });
+        store.delete(ID).await.expect("deleted");
+        store.delete(ID).await.expect("deleting nothing is no error");
+    });
+    assert_eq!(used(&store), 0);
+    store.audit().expect("adds up");
+    assert_eq!(store.list(), []);
+}
+
+#[test]
+fn a_full_group_still_reads_overwrites_discards_and_deletes() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    let free = store.space().free_bytes >> 20;
+    let mut seq = 0;
+    m.world.run(async {
+        let session = make(&store, 1, 1 << 20).await.expect("made");
+        let mut chunk = 0u32;
+        let full = loop {
+            seq += 1;
+            let op = write_op(seq, chunk * 256, &[seq]);
+            if let Err(e) = store.append(ID, session, op).await {
+                break e;
+            }
+            chunk += 1;
+        };
+        assert_eq!(full, StoreError::Full);
+        assert_eq!(u64::from(chunk), free);
+        store.append(ID, session, write_op(seq + 1, 7 * 256, &[9])).await.expect("overwritten");
+        store.append(ID, session, write_op(seq + 2, 8 * 256 + 1, &[9])).await.expect("its slot");
+        assert_eq!(versions(&store, 1, 7 * 256, 1).await, Ok(vec![9]));
+        let discard = plain_op(OpKind::Discard, seq + 3, 0, 256);
+        store.append(ID, session, discard).await.expect("discarded");
+        store.audit().expect("adds up");
+    });
+    m.world.pass(Nanos::from_secs(20));
+    m.world.run(async {
+        let session = Session { epoch: Epoch(1), attach: 1 };
+        assert_eq!(store.reserve(ID, 5_000), Err(StoreError::Malformed("chunk")));
+        store.reserve(ID, 4_000).expect("one is free");
+        assert_eq!(store.reserve(ID, 4_001), Err(StoreError::Full));
+        store.append(ID, session, write_op(seq + 4, 4_000 * 256, &[77])).await.expect("written");
+        assert_eq!(versions(&store, 1, 4_000 * 256, 1).await, Ok(vec![77]));
+    });
+    store.audit().expect("adds up");
+    m.world.run(store.close());
+    let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+    let m = Machine::new(2, &images);
+    let store = m.store();
+    store.audit().expect("adds up");
+    assert_eq!(store.space().free_bytes, 0);
+    m.world.run(async {
+        assert_eq!(versions(&store, 1, 7 * 256, 1).await, Ok(vec![9]));
+        store.delete(ID).await.expect("deleted");
+    });
+    assert_eq!(store.space().free_bytes >> 20, free);
+}
+
+#[test]
+fn an_announced_append_keeps_its_slot_for_ten_seconds() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async { make(&store, 1, 5_000).await.expect("made") });
+    let free = store.space().free_bytes;
+    store.reserve(ID, 3).expect("free");
+    store.reserve(ID, 3).expect("the same again");
+    assert_eq!(store.space().free_bytes, free - (1 << 20));
+    m.world.pass(Nanos::from_secs(9));
+    assert_eq!(store.space().free_bytes, free - (1 << 20));
+    m.world.pass(Nanos::from_secs(2));
+    assert_eq!(store.space().free_bytes, free);
+    store.audit().expect("adds up");
+}
+
+#[test]
+fn copies_of_other_members_overwrite_also_downwards_or_only_what_they_expect() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        let session = make(&store, 1, 512).await.expect("made");
+        for seq in 1..=6u64 {
+            store.append(ID, session, write_op(seq, seq as u32, &[seq])).await.expect("written");
+        }
+        let raw = |block, seq, id| CopyBlock {
+            block,
+            tag: BlockTag {
+                seq: Seq(seq),
+                state: BlockState::Raw,
+                crc: atoll_format::checksum::crc(&content(id)),
+            },
+            bytes: Some(content(id)),
+        };
+        let without = |block, seq, state| CopyBlock {
+            block,
+            tag: BlockTag { seq: Seq(seq), state, crc: 0 },
+            bytes: None,
+        };
+        let blocks = vec![
+            raw(1, 10, 110),
+            without(2, 0, BlockState::Absent),
+            raw(3, 2, 90),
+            without(4, 4, BlockState::Bad),
+        ];
+        let copy = Copy { chunk: 0, blocks, only_if: None };
+        assert_eq!(store.copy_in(ID, session, copy).await, Ok(4));
+        assert_eq!(versions(&store, 1, 1, 3).await, Ok(vec![110, 0, 90]));
+        assert_eq!(versions(&store, 1, 4, 2).await, Err(StoreError::Bad(vec![4])));
+        let repair =
+            Copy { chunk: 0, blocks: vec![raw(4, 4, 4), raw(5, 4, 4)], only_if: Some(Seq(4)) };
+        assert_eq!(store.copy_in(ID, session, repair.clone()).await, Ok(1));
+        assert_eq!(versions(&store, 1, 4, 2).await, Ok(vec![4, 5]));
+        let other = Session { epoch: Epoch(1), attach: 7 };
+        assert!(store.copy_in(ID, other, repair).await.is_err());
+        let uncommitted = store.uncommitted(ID).expect("there");
+        assert_eq!(uncommitted.len(), 6, "copies are not operations");
+        let mut wrong = raw(6, 7, 8);
+        wrong.tag.crc ^= 1;
+        let copy = Copy { chunk: 0, blocks: vec![wrong], only_if: None };
+        assert_eq!(store.copy_in(ID, session, copy).await, Err(StoreError::Damaged { block: 6 }));
+    });
+    m.world.pass(Nanos::from_secs(5));
+    store.audit().expect("adds up");
+    m.world.run(async {
+        assert_eq!(versions(&store, 1, 1, 5).await, Ok(vec![110, 0, 90, 4, 5]));
+        let tags = store.tags(ID, 0).await.expect("tags");
+        assert_eq!(tags[2], BlockTag::default());
+        assert_eq!(tags[3].seq, Seq(2));
+    });
+}
+
+#[test]
+fn a_batch_takes_all_that_waited_and_large_writes_fit() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        let session = make(&store, 1, 100_000).await.expect("made");
+        let before = store.counters().log_batches;
+        let writes =
+            (1..=600u64).map(|seq| store.append(ID, session, write_op(seq, seq as u32, &[seq])));
+        let done = futures_util::future::join_all(writes).await;
+        assert!(done.iter().all(Result::is_ok));
+        let batches = store.counters().log_batches - before;
+        assert!(batches <= 5, "{batches} batches for 600 writes");
+        let range = BlockRange { start: 1, count: 255 };
+        let read = store.read(ID, range).await.expect("read");
+        assert_eq!(read.payload.iter().map(|b| b.len()).sum::<usize>(), 255 * 4096);
+    });
+}

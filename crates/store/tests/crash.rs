@@ -1,0 +1,374 @@
+//! Power loss at every device operation, against a model of what was acknowledged.
+
+mod common;
+
+use atoll_format::id::{ComponentId, Epoch, Seq, Session};
+use atoll_format::op::OpKind;
+use atoll_store::{Store, check};
+use atoll_world::Nanos;
+use atoll_world::components::{Components, Copy, CopyBlock, StoreError};
+use common::{
+    Image, Machine, Rng, TestWorld, component_spec, content, formatted, plain_op, version,
+    versions, write_op,
+};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+const BLOCKS: u32 = 2_000;
+
+/// What each block may hold: the last acknowledged version, then those that may have come since.
+#[derive(Default)]
+struct Model {
+    blocks: BTreeMap<(u64, u32), Vec<u64>>,
+    sessions: BTreeMap<u64, u32>,
+    seq: BTreeMap<u64, u64>,
+    /// Components whose creation or deletion was asked for but not answered.
+    unsure: BTreeMap<u64, bool>,
+    next_id: u64,
+    acked_seq: BTreeMap<u64, u64>,
+}
+
+impl Model {
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+    fn began(&mut self, component: u64, first: u32, ids: &[u64]) {
+        for (block, &id) in (first..).zip(ids) {
+            self.blocks.entry((component, block)).or_insert_with(|| vec![0]).push(id);
+        }
+    }
+    fn done(&mut self, component: u64, first: u32, ids: &[u64]) {
+        for (block, &id) in (first..).zip(ids) {
+            let versions = self.blocks.get_mut(&(component, block)).expect("began");
+            let at = versions.iter().position(|&v| v == id).expect("began");
+            versions.drain(..at);
+        }
+    }
+}
+
+type Shared = Rc<RefCell<Model>>;
+
+/// A run against a store and the model; every answer is noted in the model.
+struct Run {
+    store: Store<TestWorld>,
+    model: Shared,
+}
+
+impl Run {
+    fn next_seq(&self, component: u64) -> u64 {
+        let mut model = self.model.borrow_mut();
+        let seq = model.seq.entry(component).or_insert(0);
+        *seq += 1;
+        *seq
+    }
+
+    async fn make(&self, component: u64) -> Result<(), StoreError> {
+        self.model.borrow_mut().unsure.insert(component, true);
+        self.store.create(ComponentId(component), component_spec(BLOCKS)).await?;
+        self.model.borrow_mut().unsure.remove(&component);
+        self.model.borrow_mut().sessions.insert(component, 0);
+        self.attach(component).await
+    }
+
+    async fn attach(&self, component: u64) -> Result<(), StoreError> {
+        let attach = {
+            let mut model = self.model.borrow_mut();
+            let attach = model.sessions.entry(component).or_insert(0);
+            *attach += 1;
+            *attach
+        };
+        let session = Session { epoch: Epoch(1), attach };
+        self.store.attach(ComponentId(component), session).await?;
+        Ok(())
+    }
+
+    fn session(&self, component: u64) -> Session {
+        Session { epoch: Epoch(1), attach: self.model.borrow().sessions[&component] }
+    }
+
+    async fn write(&self, component: u64, first: u32, count: u32) -> Result<(), StoreError> {
+        let seq = self.next_seq(component);
+        let ids: Vec<u64> = (0..count).map(|_| self.model.borrow_mut().new_id()).collect();
+        let op = write_op(seq, first, &ids);
+        self.op(component, first, &ids, op).await
+    }
+
+    async fn clear(
+        &self,
+        component: u64,
+        kind: OpKind,
+        first: u32,
+        count: u32,
+    ) -> Result<(), StoreError> {
+        let seq = self.next_seq(component);
+        let ids = vec![0; count as usize];
+        let op = plain_op(kind, seq, first, count as u16);
+        self.op(component, first, &ids, op).await
+    }
+
+    async fn op(
+        &self,
+        component: u64,
+        first: u32,
+        ids: &[u64],
+        mut op: atoll_world::components::ComponentOp,
+    ) -> Result<(), StoreError> {
+        let seq = op.id.seq.0;
+        op.committed = Seq(self.model.borrow().acked_seq.get(&component).copied().unwrap_or(0));
+        self.model.borrow_mut().began(component, first, ids);
+        self.store.append(ComponentId(component), self.session(component), op).await?;
+        let mut model = self.model.borrow_mut();
+        model.done(component, first, ids);
+        let acked = model.acked_seq.entry(component).or_insert(0);
+        *acked = (*acked).max(seq);
+        Ok(())
+    }
+
+    async fn copy(&self, component: u64, block: u32) -> Result<(), StoreError> {
+        let id = self.model.borrow_mut().new_id();
+        let bytes = content(id);
+        let tag = atoll_format::op::BlockTag {
+            seq: Seq(1),
+            state: atoll_format::op::BlockState::Raw,
+            crc: atoll_format::checksum::crc(&bytes),
+        };
+        let blocks = vec![CopyBlock { block, tag, bytes: Some(bytes) }];
+        let copy = Copy { chunk: block / 256, blocks, only_if: None };
+        self.model.borrow_mut().began(component, block, &[id]);
+        self.store.copy_in(ComponentId(component), self.session(component), copy).await?;
+        self.model.borrow_mut().done(component, block, &[id]);
+        Ok(())
+    }
+
+    async fn delete(&self, component: u64) -> Result<(), StoreError> {
+        self.model.borrow_mut().unsure.insert(component, false);
+        self.store.delete(ComponentId(component)).await?;
+        let mut model = self.model.borrow_mut();
+        model.unsure.remove(&component);
+        model.sessions.remove(&component);
+        model.blocks.retain(|(c, _), _| *c != component);
+        model.seq.remove(&component);
+        model.acked_seq.remove(&component);
+        Ok(())
+    }
+}
+
+/// Opens what is left after a crash, compares every block with the model, and settles the model
+/// on what is there now.
+fn verify(images: &[Image], model: &Shared, context: &str) -> Machine {
+    let m = Machine::new(99, images);
+    let report = m.world.run(check(&m.world, m.disks.clone())).expect("runs");
+    let report = report.unwrap_or_else(|e| panic!("{context}: check: {e}"));
+    assert_eq!(report.faults, Vec::<String>::new(), "{context}");
+    assert_eq!(report.blocks_bad, 0, "{context}: a crash damages nothing");
+    let store = m.open().expect("runs").unwrap_or_else(|e| panic!("{context}: {e}"));
+    store.audit().unwrap_or_else(|e| panic!("{context}: {e}"));
+    assert!(store.list().iter().all(|c| !c.doubtful), "{context}: a crash is no damage");
+    let mut model = model.borrow_mut();
+    let unsure = std::mem::take(&mut model.unsure);
+    let here: Vec<u64> = store.list().iter().map(|c| c.id.0).collect();
+    for (component, _) in unsure {
+        if here.contains(&component) {
+            model.sessions.entry(component).or_insert(0);
+        } else {
+            model.sessions.remove(&component);
+            model.blocks.retain(|(c, _), _| *c != component);
+            model.seq.remove(&component);
+            model.acked_seq.remove(&component);
+        }
+    }
+    assert_eq!(here, model.sessions.keys().copied().collect::<Vec<_>>(), "{context}");
+    for (&component, _) in &model.sessions {
+        let status = store.status(ComponentId(component)).expect("listed");
+        let acked = model.acked_seq.get(&component).copied().unwrap_or(0);
+        assert!(status.promise.newest >= Seq(acked), "{context}: newest");
+        let listed = store.uncommitted(ComponentId(component)).expect("listed");
+        let missing = (status.promise.committed.0 + 1..=acked)
+            .find(|&seq| !listed.iter().any(|op| op.id.seq.0 == seq));
+        assert_eq!(missing, None, "{context}: an operation above committed is not listed");
+    }
+    let keys: Vec<(u64, u32)> = model.blocks.keys().copied().collect();
+    for (component, block) in keys {
+        let got = m.world.run(versions(&store, component, block, 1)).expect("runs");
+        let got = got.unwrap_or_else(|e| panic!("{context}: {component} block {block}: {e}"))[0];
+        let versions = model.blocks.get_mut(&(component, block)).expect("from the keys");
+        assert!(
+            versions.contains(&got),
+            "{context}: {component} block {block}: {got} of {versions:?}"
+        );
+        *versions = vec![got];
+    }
+    for (component, attach) in &mut model.sessions {
+        let session = store.status(ComponentId(*component)).expect("listed").session;
+        *attach = (*attach).max(session.attach);
+    }
+    drop(model);
+    drop(store);
+    m
+}
+
+/// Everything once: all kinds of operations, several at a time, destage, checkpoint, deletion.
+async fn script(run: &Run, world: &TestWorld) -> Result<(), StoreError> {
+    use atoll_world::World;
+    run.make(1).await?;
+    run.make(2).await?;
+    run.write(1, 0, 3).await?;
+    let several = (0..12u32).map(|i| run.write(1 + u64::from(i % 2), 100 + i * 7, 1 + i % 3));
+    for done in futures_util::future::join_all(several).await {
+        done?;
+    }
+    run.write(1, 256, 256).await?;
+    run.clear(1, OpKind::Discard, 300, 20).await?;
+    world.sleep(Nanos::from_secs(3)).await;
+    run.write(1, 1, 2).await?;
+    run.clear(1, OpKind::Zero, 256, 256).await?;
+    run.copy(2, 400).await?;
+    run.write(2, 512, 9).await?;
+    world.sleep(Nanos::from_secs(3)).await;
+    run.clear(2, OpKind::Discard, 512, 9).await?;
+    run.make(3).await?;
+    run.write(3, 0, 5).await?;
+    world.sleep(Nanos::from_secs(63)).await;
+    run.write(1, 2, 4).await?;
+    run.delete(2).await?;
+    run.write(3, 3, 4).await?;
+    run.make(2).await?;
+    run.write(2, 0, 2).await?;
+    world.sleep(Nanos::from_secs(3)).await;
+    run.attach(3).await?;
+    run.write(3, 0, 2).await?;
+    world.sleep(Nanos::from_secs(63)).await;
+    run.store.close().await;
+    Ok(())
+}
+
+#[test]
+fn a_crash_at_every_device_operation_loses_nothing_acknowledged() {
+    for devices in [1, 3] {
+        let images = formatted(devices);
+        let mut crash = 1;
+        loop {
+            let m = Machine::new(crash, &images);
+            let model = Shared::default();
+            m.world.crash_at(crash);
+            let mut finished = false;
+            if let Some(opened) = m.open() {
+                let run = Run { store: opened.expect("opens"), model: model.clone() };
+                finished = m.world.run(script(&run, &m.world)).is_some_and(|done| {
+                    done.expect("no device has failed");
+                    true
+                });
+            }
+            let mut rng = Rng(crash * 31);
+            let left = m.crash(&mut rng);
+            let again = verify(&left, &model, &format!("{devices} devices, crash at {crash}"));
+            // And once more: recovery itself is not harmed by a crash.
+            let left = again.crash(&mut rng);
+            verify(&left, &model, &format!("{devices} devices, crash at {crash}, again"));
+            if finished {
+                break;
+            }
+            crash += 1;
+        }
+        assert!(crash > 80, "only {crash} operations");
+    }
+}
+
+/// Random operations, several at a time.
+async fn random_ops(run: &Run, seed: u64, ops: u64, world: &TestWorld) -> Result<(), StoreError> {
+    use atoll_world::World;
+    let mut rng = Rng(seed);
+    for component in 1..=3 {
+        if !run.model.borrow().sessions.contains_key(&component) {
+            run.make(component).await?;
+        } else {
+            run.attach(component).await?;
+        }
+    }
+    for _ in 0..ops {
+        let together = 1 + rng.below(6);
+        let mut chosen = Vec::new();
+        let mut taken: Vec<(u64, u32)> = Vec::new();
+        for _ in 0..together {
+            let component = 1 + rng.below(3);
+            let chunk = rng.below(6) as u32;
+            // Blocks in flight do not overlap: the owner's range locks see to that.
+            if taken.contains(&(component, chunk)) {
+                continue;
+            }
+            taken.push((component, chunk));
+            let start = rng.below(256) as u32;
+            let most = if rng.one_in(4) { 256 } else { 4 };
+            let count = (1 + rng.below(most) as u32).min(256 - start);
+            chosen.push((component, chunk * 256 + start, count, rng.below(10)));
+        }
+        let work = chosen.into_iter().map(|(component, first, count, what)| async move {
+            match what {
+                0 => run.clear(component, OpKind::Discard, first, count).await,
+                1 => run.clear(component, OpKind::Zero, first / 256 * 256, 256).await,
+                2 => run.clear(component, OpKind::Discard, first / 256 * 256, 256).await,
+                3 => run.copy(component, first).await,
+                _ => run.write(component, first, count).await,
+            }
+        });
+        for done in futures_util::future::join_all(work).await {
+            done?;
+        }
+        if rng.one_in(12) {
+            world.sleep(Nanos::from_ms(1 + rng.below(4_000))).await;
+        }
+        if rng.one_in(60) {
+            world.sleep(Nanos::from_secs(70)).await;
+        }
+        if rng.one_in(25) {
+            run.delete(3).await?;
+            run.make(3).await?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn random_operations_crashes_and_restarts_agree_with_the_model() {
+    for seed in 0..24u64 {
+        let mut images = formatted(if seed % 3 == 0 { 2 } else { 1 });
+        let model = Shared::default();
+        let mut rng = Rng(seed * 977 + 5);
+        for round in 0..5 {
+            let m = Machine::new(seed * 10 + round, &images);
+            m.world.crash_at(20 + rng.below(1_500));
+            if let Some(opened) = m.open() {
+                let run = Run { store: opened.expect("opens"), model: model.clone() };
+                m.world.run(random_ops(&run, rng.next(), 120, &m.world));
+                run.store.audit().unwrap_or_else(|e| panic!("seed {seed} round {round}: {e}"));
+            }
+            let left = m.crash(&mut rng);
+            let again = verify(&left, &model, &format!("seed {seed}, round {round}"));
+            images = again.crash(&mut rng);
+        }
+    }
+}
+
+#[test]
+fn the_log_goes_round_many_times_under_load() {
+    let m = Machine::new(3, &formatted(1));
+    let model = Shared::default();
+    let run = Run { store: m.store(), model: model.clone() };
+    let rounds = m.world.run(async {
+        run.make(1).await.expect("made");
+        for round in 0..400u32 {
+            let several = (0..4u32).map(|i| run.write(1, ((round * 5 + i) % 7) * 256, 200));
+            for done in futures_util::future::join_all(several).await {
+                done.expect("written");
+            }
+        }
+        run.store.audit().expect("adds up");
+    });
+    assert!(rounds.is_some());
+    assert!(run.store.counters().log_bytes > 60 * 16 << 20, "{:?}", run.store.counters());
+    let left = m.crash(&mut Rng(1));
+    verify(&left, &model, "after many rounds");
+    assert!(version(&content(7)) == 7);
+}
