@@ -423,3 +423,23 @@ impl Flight {
 fn length(len: usize) -> u32 {
     u32::try_from(len).expect("one operation is far below 4 GiB")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::explain;
+    use std::io;
+
+    #[test]
+    fn why_there_is_no_ring_comes_with_what_to_do_about_it() {
+        for (code, hint) in [
+            (libc::EPERM, "kernel.io_uring_disabled"),
+            (libc::EPERM, "seccomp"),
+            (libc::ENOSYS, "seccomp"),
+            (libc::ENOMEM, "LimitMEMLOCK"),
+            (libc::EINVAL, "too old"),
+        ] {
+            let text = explain(&io::Error::from_raw_os_error(code));
+            assert!(text.contains(hint), "{text}");
+        }
+    }
+}

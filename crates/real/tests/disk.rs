@@ -317,3 +317,52 @@ fn a_file_system_that_is_full_is_an_error_and_reading_goes_on() {
         std::fs::remove_file(path).unwrap();
     }
 }
+
+/// A block device on a file, or none where that is not allowed.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn attach(file: &Path) -> Option<Self> {
+        let made = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(file)
+            .output()
+            .ok()?;
+        let name = String::from_utf8(made.stdout).ok()?.trim().to_owned();
+        (made.status.success() && Path::new(&name).exists()).then(|| Self(name.into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+        assert!(detached.is_ok_and(|s| s.success()), "still attached");
+    }
+}
+
+#[test]
+fn a_block_device_is_ours_alone_reads_what_was_written_and_takes_discards() {
+    let dir = dir();
+    let Some(device) = LoopDevice::attach(&file(&dir, 4096)) else {
+        eprintln!("skipped: no loop device can be attached here");
+        return;
+    };
+    for backend in [Backend::Uring, Backend::Threads] {
+        run(async {
+            let disk = open(&device.0, backend).unwrap();
+            assert!(disk.is_block_device());
+            assert_eq!(disk.len_bytes(), 4096 * 4096);
+            assert!(matches!(open(&device.0, Backend::Auto), Err(OpenError::InUse { .. })));
+            disk.write(0, vec![content(1, 1 << 20)], DURABLE).await.unwrap();
+            disk.flush().await.unwrap();
+            assert_eq!(disk.read(0, 1 << 20).await.unwrap(), content(1, 1 << 20));
+            disk.discard(4096, 8192).await.unwrap();
+            assert_eq!(disk.read(0, 4096).await.unwrap(), content(1, 1 << 20).slice(..BLOCK));
+            assert_eq!(
+                disk.read(4096 * 4096, 4096).await.unwrap_err().kind(),
+                ErrorKind::InvalidInput
+            );
+        })
+        .unwrap();
+    }
+}

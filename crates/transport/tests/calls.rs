@@ -317,6 +317,20 @@ fn a_silent_peer_is_lost_after_its_time_and_found_again_when_it_speaks() {
 }
 
 #[test]
+fn a_host_that_was_paused_does_not_take_its_own_silence_for_its_peers() {
+    run(|lab| async move {
+        let ((a, _), (b, _)) = pair(&lab).await;
+        for _ in 0..5 {
+            lab.pause(Nanos::from_secs(10));
+            lab.sleep(Nanos::from_secs(5)).await;
+        }
+        assert_eq!((a.counters().peers_lost, b.counters().peers_lost), (0, 0));
+        assert_eq!((a.counters().disconnects, b.counters().disconnects), (0, 0));
+        assert!(a.peer(B).connected);
+    });
+}
+
+#[test]
 fn another_cluster_another_host_and_a_twin_are_refused_by_name() {
     run(|lab| async move {
         let (a, _) = start(&lab, identity(A, 1));

@@ -83,6 +83,11 @@ impl Lab {
         self.sleep_until(self.now() + span).await;
     }
 
+    /// Every host is paused for that long: time passes and nothing happens.
+    pub fn pause(&self, span: Nanos) {
+        self.0.now.set(self.0.now.get() + span.0);
+    }
+
     /// Runs until `main` ends. Panics when nothing can happen any more, or after an hour.
     pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> T {
         let out = Rc::new(RefCell::new(None));
