@@ -558,7 +558,9 @@ fn a_second_hello_and_frames_out_of_place_end_the_connection() {
         assert_eq!(answer(&old).await.unwrap().0.kind, FrameKind::Welcome);
         new.send(hello(|_| {})).unwrap();
         assert_eq!(answer(&new).await.unwrap().0.kind, FrameKind::Welcome);
-        assert_eq!(answer(&old).await.unwrap().0.kind, FrameKind::Goodbye);
+        let (head, packet) = answer(&old).await.unwrap();
+        assert_eq!(head.kind, FrameKind::Goodbye);
+        assert_eq!(packet.body, b"replaced by a newer connection");
         assert!(answer(&old).await.is_none());
         new.send(request(1, text(2))).unwrap();
         assert_eq!(answer(&new).await.unwrap().0.kind, FrameKind::Reply);
@@ -570,7 +572,9 @@ fn a_second_hello_and_frames_out_of_place_end_the_connection() {
                 h.lane = Lane::Bulk as u8;
             }))
             .unwrap();
-        assert_eq!(answer(&new).await.unwrap().0.kind, FrameKind::Goodbye);
+        let (head, packet) = answer(&new).await.unwrap();
+        assert_eq!(head.kind, FrameKind::Goodbye);
+        assert_eq!(packet.body, b"another life of this host has connected");
         assert!(answer(&new).await.is_none());
         assert_eq!(log.begun.borrow().len(), 4);
     });
