@@ -365,6 +365,14 @@ fn dec_promise(d: &mut Dec<'_>) -> Result<Promise, BadMessage> {
 }
 
 impl Message for Request {
+    fn reply_bytes(&self) -> u64 {
+        match self {
+            Self::Read { range, .. } => u64::from(range.count) * BLOCK_LEN as u64,
+            Self::Client(ClientRequest { io: ClientIo::Read { len }, .. }) => u64::from(*len),
+            _ => 0,
+        }
+    }
+
     fn encode(self) -> Encoded {
         let mut e = Enc::default();
         let mut payload = Vec::new();

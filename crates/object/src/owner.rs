@@ -92,8 +92,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub stop_notify: Notify,
     /// A lease was renewed.
     pub lease_notify: Notify,
-    /// Forwarded writes in flight: a retry joins its first attempt (R21).
-    joining: RefCell<BTreeMap<(ClientId, u32), Notify>>,
+    /// What clients of other hosts have asked for, so that nothing is carried out twice (R21).
+    clients: RefCell<BTreeMap<ClientId, ClientLog>>,
     /// Tickets of operations that takeover rolled forward (R21).
     pub rolled_forward: RefCell<BTreeSet<(ClientId, u32)>>,
     /// Tickets of operations that no member had undamaged, and that were never acknowledged: a
@@ -105,6 +105,38 @@ pub(crate) struct Inner<W: World, S: Components> {
     /// When a member whose resync failed may be tried again.
     pub next_try: RefCell<BTreeMap<ComponentId, Nanos>>,
 }
+
+/// The changes of one client that may still arrive again.
+#[derive(Default)]
+struct ClientLog {
+    /// Everything below has been answered to the client: a request that comes now is an old one.
+    settled_below: u32,
+    /// In flight, or (without a notify) carried out.
+    open: BTreeMap<u32, Option<Notify>>,
+    /// When it last asked; the client that has been quiet for longest is forgotten first.
+    used: Nanos,
+}
+
+/// Ends a client's change in its log: one that was not carried out may come again.
+struct Ended<'a, W: World, S: Components> {
+    owner: &'a Owner<W, S>,
+    ticket: Ticket,
+    ended: Notify,
+}
+
+impl<W: World, S: Components> Drop for Ended<'_, W, S> {
+    fn drop(&mut self) {
+        if let Some(log) = self.owner.0.clients.borrow_mut().get_mut(&self.ticket.client)
+            && matches!(log.open.get(&self.ticket.number), Some(Some(_)))
+        {
+            log.open.remove(&self.ticket.number);
+        }
+        self.ended.notify_all();
+    }
+}
+
+/// Clients of other hosts that an owner remembers.
+const CLIENTS_MAX: usize = 1024;
 
 /// The answer of one member to one append.
 type Answer = (u8, Session, Result<Reply, CallError>);
@@ -136,7 +168,7 @@ impl<W: World, S: Components> Owner<W, S> {
             stopped: RefCell::new(None),
             stop_notify: Notify::default(),
             lease_notify: Notify::default(),
-            joining: RefCell::default(),
+            clients: RefCell::default(),
             rolled_forward: RefCell::default(),
             rolled_back: RefCell::default(),
             guest_ops: Cell::new(0),
@@ -457,7 +489,8 @@ impl<W: World, S: Components> Owner<W, S> {
         self.submit(&leg, content, ticket, (guard, permits.0, permits.1)).await
     }
 
-    /// Carries out a write that another host's client may have sent before (R21).
+    /// Carries out a change of another host's client, once: a request may come again after a lost
+    /// answer, and the first one may even come after its retry has been answered (R21).
     pub async fn write_once(
         &self,
         ticket: Ticket,
@@ -465,23 +498,52 @@ impl<W: World, S: Components> Owner<W, S> {
         at: u64,
         work: impl Future<Output = Result<(), Fail>>,
     ) -> Result<(), Fail> {
-        let key = (ticket.client, ticket.number);
-        if retry {
-            let first = self.0.joining.borrow().get(&key).map(Notify::notified);
-            if let Some(first) = first {
-                sometimes!("owner.retry_joins_its_first_attempt");
-                first.await;
-            }
-            if self.was_applied(ticket, at).await? {
+        let ended = Notify::default();
+        loop {
+            let first = {
+                let mut clients = self.0.clients.borrow_mut();
+                let log = clients.entry(ticket.client).or_default();
+                log.used = self.now();
+                if ticket.number < log.settled_below {
+                    sometimes!("owner.late_request_of_a_settled_operation");
+                    return Err(Fail::Stopped);
+                }
+                log.settled_below = log.settled_below.max(ticket.settled_below);
+                let settled_below = log.settled_below;
+                log.open.retain(|&n, in_flight| n >= settled_below || in_flight.is_some());
+                match log.open.get(&ticket.number) {
+                    Some(Some(first)) => first.notified(),
+                    Some(None) => return Ok(()),
+                    None => {
+                        log.open.insert(ticket.number, Some(ended.clone()));
+                        break;
+                    }
+                }
+            };
+            sometimes!("owner.retry_joins_its_first_attempt");
+            first.await;
+        }
+        // Also when the caller goes away: nobody waits for ever for what has no end.
+        let _ended = Ended { owner: self, ticket, ended };
+        let result = async {
+            if retry && self.was_applied(ticket, at).await? {
                 sometimes!("owner.retry_was_applied");
                 return Ok(());
             }
+            work.await
         }
-        let ended = Notify::default();
-        self.0.joining.borrow_mut().insert(key, ended.clone());
-        let result = work.await;
-        self.0.joining.borrow_mut().remove(&key);
-        ended.notify_all();
+        .await;
+        let mut clients = self.0.clients.borrow_mut();
+        if let Some(log) = clients.get_mut(&ticket.client)
+            && result.is_ok()
+        {
+            log.open.insert(ticket.number, None);
+        }
+        if clients.len() > CLIENTS_MAX {
+            let quiet = clients.iter().filter(|(_, log)| log.open.values().all(Option::is_none));
+            let oldest = quiet.min_by_key(|(_, log)| log.used).map(|(&client, _)| client);
+            oldest.map(|client| clients.remove(&client));
+        }
         result
     }
 
@@ -730,9 +792,29 @@ impl<W: World, S: Components> Owner<W, S> {
             let (component, session) = (target.component, target.session);
             let request = Request::CopyIn { component, session, copy };
             let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
+            if reply.is_err() {
+                // The copy may still arrive, and would then undo a newer write: the range stays
+                // locked until the member is in another session, or out (F10).
+                self.outdate(leg, &target).await;
+            }
             return matches!(reply, Ok(Reply::Copied(1)));
         }
         false
+    }
+
+    /// Returns once messages of the member's present session are refused, or the owner has stopped.
+    async fn outdate(&self, leg: &Rc<Leg>, member: &Member) {
+        sometimes!("owner.repair_without_an_answer");
+        loop {
+            let same = leg.member(member.slot).is_some_and(|m| {
+                m.component == member.component && m.session == member.session && m.role.receives()
+            });
+            if !same || self.is_stopped() {
+                return;
+            }
+            self.on_trouble(leg, member.slot, member.session, crate::mend::Trouble::Link);
+            self.0.ctx.world.sleep(RETRY_EVERY).await;
+        }
     }
 
     /// What the range holds, from the tags of one active member; stops at a strip's end.
