@@ -145,6 +145,7 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         }
         return Next::Wait(Some(idle_at));
     }
+    state.wake_at_fill = 0;
     let checkpoint_at = state.last_write + limits::IDLE_CHECKPOINT;
     if position.used > 0 {
         if now >= checkpoint_at {
@@ -152,7 +153,6 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         }
         return Next::Wait(Some(checkpoint_at));
     }
-    state.wake_at_fill = 0;
     Next::Wait(None)
 }
 

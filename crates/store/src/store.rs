@@ -101,9 +101,14 @@ impl<W: World> Store<W> {
         if state.components.len() >= state.geometry.components_max as usize {
             return Err(StoreError::Full);
         }
+        // The device with the most room left if every component on it grew to its full size.
+        let mut room: Vec<i64> = state.space.iter().map(|s| i64::from(s.slots_usable())).collect();
+        for c in state.components.values() {
+            room[usize::from(c.device)] -= i64::from(c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK));
+        }
         let device = (0..state.space.len())
             .filter(|&i| !state.capacity_failed[i])
-            .max_by_key(|&i| (state.space[i].slots_free(), std::cmp::Reverse(i)))
+            .max_by_key(|&i| (room[i], std::cmp::Reverse(i)))
             .ok_or_else(|| StoreError::Failed("no capacity device is left".into()))?;
         let local = state.next_local;
         state.next_local += 1;

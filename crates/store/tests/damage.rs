@@ -1,0 +1,530 @@
+//! Flipped bits, lost areas, failing and hanging devices, wrong devices: never a wrong byte, never
+//! a panic, a precise refusal.
+
+mod common;
+
+use atoll_format::id::{ClusterId, ComponentId, Epoch, Seq, Session};
+use atoll_format::superblock::{RegionKind, Shape, Superblock};
+use atoll_store::{
+    FormatError, Inspection, OpenError, OpenSpec, Store, format_group, inspect, wipe,
+};
+use atoll_world::components::{Components, StoreError, StoreEvent};
+use atoll_world::{Nanos, World};
+use common::{
+    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, plain_op, spec, versions,
+    write_op,
+};
+
+const ID: ComponentId = ComponentId(1);
+const FIRST: Session = Session { epoch: Epoch(1), attach: 1 };
+
+/// A group with data at home, in pages, in the journal and in the log, and not closed.
+fn lived_in(devices: usize) -> Vec<Image> {
+    let m = Machine::new(1, &formatted(devices));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, 2_000).await.expect("made");
+        for chunk in 0..4u64 {
+            let ids: Vec<u64> = (1..=20).map(|i| chunk * 100 + i).collect();
+            let op = write_op(chunk + 1, chunk as u32 * 256, &ids);
+            store.append(ID, FIRST, op).await.expect("written");
+        }
+    });
+    m.world.pass(Nanos::from_secs(65));
+    m.world.run(async {
+        for chunk in 0..2u64 {
+            let ids: Vec<u64> = (1..=5).map(|i| 1_000 + chunk * 100 + i).collect();
+            let op = write_op(chunk + 10, chunk as u32 * 256, &ids);
+            store.append(ID, FIRST, op).await.expect("written");
+        }
+    });
+    m.world.pass(Nanos::from_secs(4));
+    m.world.run(async {
+        for i in 0..6u64 {
+            let op = write_op(20 + i, 900 + i as u32 * 3, &[5_000 + i, 6_000 + i]);
+            store.append(ID, FIRST, op).await.expect("written");
+        }
+    });
+    m.world.pass(Nanos::from_ms(400));
+    m.disks.iter().map(|d| d.image()).collect()
+}
+
+/// What every block of [`lived_in`] holds.
+fn expected() -> Vec<u64> {
+    let mut blocks = vec![0; 2_000];
+    for chunk in 0..4u64 {
+        for i in 1..=20 {
+            blocks[(chunk * 256 + i - 1) as usize] = chunk * 100 + i;
+        }
+    }
+    for chunk in 0..2u64 {
+        for i in 1..=5 {
+            blocks[(chunk * 256 + i - 1) as usize] = 1_000 + chunk * 100 + i;
+        }
+    }
+    for i in 0..6u64 {
+        blocks[(900 + i * 3) as usize] = 5_000 + i;
+        blocks[(901 + i * 3) as usize] = 6_000 + i;
+    }
+    blocks
+}
+
+/// What a damaged group may do: refuse to open, or say of each block that it is bad, or give the
+/// right bytes. Older bytes only from a component that says it is doubtful.
+#[derive(Default, Debug)]
+struct Outcome {
+    refused: u32,
+    bad: u32,
+    doubtful: u32,
+    clean: u32,
+}
+
+fn look(images: &[Image], what: &str, outcome: &mut Outcome) {
+    let m = Machine::new(5, images);
+    let store = match m.open().expect("runs") {
+        Ok(store) => store,
+        Err(_) => {
+            outcome.refused += 1;
+            return;
+        }
+    };
+    store.audit().unwrap_or_else(|e| panic!("{what}: {e}"));
+    let Ok(status) = store.status(ID) else {
+        panic!("{what}: the component is gone and nobody was told");
+    };
+    let mut bad = 0;
+    let wanted = expected();
+    for chunk in 0..4u32 {
+        for first in [0, 20] {
+            let start = chunk * 256 + first;
+            let count = if first == 0 { 20 } else { 220 };
+            let got = m.world.run(versions(&store, 1, start, count)).expect("runs");
+            let got = match got {
+                Ok(got) => got,
+                Err(StoreError::Bad(blocks)) => {
+                    bad += blocks.len();
+                    assert!(blocks.iter().all(|b| (start..start + u32::from(count)).contains(b)));
+                    continue;
+                }
+                Err(e) => panic!("{what}: {e}"),
+            };
+            let right = &wanted[start as usize..start as usize + usize::from(count)];
+            assert!(
+                got == right || status.doubtful,
+                "{what}: blocks from {start}: {got:?} instead of {right:?}"
+            );
+        }
+    }
+    if status.doubtful {
+        outcome.doubtful += 1;
+    } else if bad > 0 {
+        outcome.bad += 1;
+    } else {
+        outcome.clean += 1;
+    }
+    // It still takes writes, and they stay.
+    m.world.run(async {
+        let session = Session { epoch: Epoch(1), attach: 9 };
+        store.attach(ID, session).await.expect("attached");
+        store.append(ID, session, write_op(900, 1_999, &[42])).await.expect("written");
+        assert_eq!(versions(&store, 1, 1_999, 1).await, Ok(vec![42]), "{what}");
+    });
+    m.world.pass(Nanos::from_secs(70));
+    store.audit().unwrap_or_else(|e| panic!("{what}: {e}"));
+}
+
+#[test]
+fn a_flipped_byte_anywhere_never_gives_a_wrong_byte() {
+    for devices in [1, 2] {
+        let images = lived_in(devices);
+        let mut outcome = Outcome::default();
+        look(&images, "nothing flipped", &mut outcome);
+        assert_eq!(outcome.clean, 1);
+        let mut rng = Rng(77);
+        for device in 0..devices {
+            let used: Vec<u64> = images[device].used().collect();
+            for block in used {
+                for _ in 0..2 {
+                    let at =
+                        block * 4096 + if rng.one_in(3) { rng.below(128) } else { rng.below(4096) };
+                    let mut bad = images.clone();
+                    bad[device].flip(at, 1 << rng.below(8));
+                    look(&bad, &format!("device {device}, byte {at}"), &mut outcome);
+                }
+            }
+        }
+        assert!(outcome.bad > 20 && outcome.clean > 20, "{outcome:?}");
+    }
+}
+
+fn region(image: &Image, kind: RegionKind) -> (u64, u64) {
+    let label = Superblock::decode(&image.get(0), 0).expect("a label");
+    let region = label.region(kind).expect("there");
+    (region.at, region.len)
+}
+
+#[test]
+fn lost_areas_are_noticed() {
+    let images = lived_in(1);
+    for (kind, refused) in [
+        (RegionKind::Log, false),
+        (RegionKind::Journal, true),
+        (RegionKind::Pages, false),
+        (RegionKind::Slots, false),
+    ] {
+        let (at, len) = region(&images[0], kind);
+        let mut bad = images.clone();
+        bad[0].zero(at, len);
+        let mut outcome = Outcome::default();
+        look(&bad, &format!("{kind:?} zeroed"), &mut outcome);
+        assert_eq!(outcome.clean, 0, "{kind:?}: {outcome:?}");
+        assert_eq!(outcome.refused == 1, refused, "{kind:?}: {outcome:?}");
+    }
+    let (a, len) = region(&images[0], RegionKind::CheckpointA);
+    let (b, _) = region(&images[0], RegionKind::CheckpointB);
+    for one in [a, b] {
+        let mut bad = images.clone();
+        bad[0].zero(one, len);
+        let mut outcome = Outcome::default();
+        look(&bad, "one checkpoint zeroed", &mut outcome);
+        assert_eq!(outcome.clean, 1, "the other copy is as good");
+    }
+    let mut bad = images.clone();
+    bad[0].zero(a, len);
+    bad[0].zero(b, len);
+    let opened = Machine::new(1, &bad).open().expect("runs");
+    assert!(matches!(opened.err(), Some(OpenError::Metadata(_))));
+}
+
+#[test]
+fn a_log_cut_short_makes_components_doubtful_until_it_is_overtaken() {
+    let images = lived_in(1);
+    let (at, _) = region(&images[0], RegionKind::Log);
+    // The first batches of the open segment lose their headers.
+    let log_blocks: Vec<u64> =
+        images[0].used().filter(|b| b * 4096 >= at && b * 4096 < at + 16 * MIB).collect();
+    let mut bad = images.clone();
+    for block in &log_blocks[1..6] {
+        bad[0].zero(block * 4096, 4096);
+    }
+    let m = Machine::new(1, &bad);
+    let store = m.store();
+    assert!(store.status(ID).expect("there").doubtful);
+    let events = store.take_events();
+    assert!(events.iter().any(|e| matches!(e, StoreEvent::LogDamage(_))), "{events:?}");
+    // Doubt outlives restarts.
+    let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+    let m = Machine::new(2, &images);
+    let store = m.store();
+    assert!(store.status(ID).expect("there").doubtful);
+    store.committed(ID, Seq(1 << 20));
+    assert!(!store.status(ID).expect("there").doubtful);
+}
+
+#[test]
+fn a_damaged_first_label_is_repaired_from_the_second_unless_somebody_else_moved_in() {
+    let images = lived_in(1);
+    let mut bad = images.clone();
+    bad[0].zero(0, 4096);
+    let m = Machine::new(1, &bad);
+    let found = m.world.run(inspect(&m.disks[0])).expect("runs").expect("readable");
+    assert!(matches!(found, Inspection::Ours { first_damaged: true, .. }));
+    m.store();
+    assert!(Superblock::decode(&m.disks[0].image().get(0), 0).is_ok(), "repaired");
+
+    let mut ext4 = bad;
+    for (i, byte) in [(0x438, 0x53), (0x439, 0xef), (0x460, 0x40)] {
+        ext4[0].flip(i, byte);
+    }
+    let m = Machine::new(1, &ext4);
+    let what = "ext4 file system";
+    assert_eq!(m.open().expect("runs").err(), Some(OpenError::Foreign { device: 0, what }));
+    let again = m.world.run(format_group(&m.world, &m.disks, spec(Shape::SingleTier)));
+    assert_eq!(again.expect("runs"), Err(FormatError::Foreign { device: 0, what }));
+    m.world.run(wipe(&m.disks[0])).expect("runs").expect("wiped");
+    let found = m.world.run(inspect(&m.disks[0])).expect("runs").expect("readable");
+    assert_eq!(found, Inspection::Empty);
+    m.world
+        .run(format_group(&m.world, &m.disks, spec(Shape::SingleTier)))
+        .expect("runs")
+        .expect("formats");
+}
+
+#[test]
+fn wrong_devices_are_refused_by_name() {
+    let images = formatted(3);
+    let open = |images: &[Image], spec: OpenSpec| {
+        let m = Machine::new(1, images);
+        let opened = m.world.run(Store::open(m.world.clone(), m.disks.clone(), spec));
+        opened.expect("runs").map(|_| ())
+    };
+    let any = OpenSpec::default;
+    assert_eq!(open(&images, any()), Ok(()));
+    let turned = [images[2].clone(), images[0].clone(), images[1].clone()];
+    assert_eq!(open(&turned, any()), Ok(()), "in any order");
+    assert!(matches!(open(&images[..2], any()), Err(OpenError::Missing { index: 2, .. })));
+    let twice = [images[0].clone(), images[1].clone(), images[1].clone()];
+    assert!(matches!(open(&twice, any()), Err(OpenError::Twice { a: 1, b: 2, .. })));
+    let ours = ClusterId(0xabc);
+    let other = OpenSpec { cluster: Some(ours), ..OpenSpec::default() };
+    assert_eq!(
+        open(&images, other),
+        Err(OpenError::OtherCluster { device: 0, theirs: CLUSTER, ours })
+    );
+    assert_eq!(open(&[], any()), Err(OpenError::Io("no device was given".into())));
+    assert_eq!(open(&[Image::new(SIZE)], any()), Err(OpenError::Empty { device: 0 }));
+    let mut short = images.clone();
+    short[1].len -= 2 * MIB;
+    assert!(matches!(open(&short, any()), Err(OpenError::Shrunk { device: 1, .. })));
+    let mut newer = images.clone();
+    let mut label = Superblock::decode(&newer[0].get(0), 0).expect("a label");
+    label.incompat = 1 << 40;
+    let block = label.encode(0);
+    for (i, (new, old)) in block.iter().zip(images[0].get(0)).enumerate() {
+        newer[0].flip(i as u64, new ^ old);
+    }
+    newer[0].zero(label.second_at(), 4096);
+    assert!(matches!(open(&newer, any()), Err(OpenError::Newer(_))));
+    let other_group = formatted(1);
+    let mixed = [images[0].clone(), other_group[0].clone()];
+    assert!(open(&mixed, any()).is_err());
+}
+
+#[test]
+fn devices_that_cannot_be_formatted_are_refused_before_anything_is_written() {
+    let try_format = |images: &[Image], shape: Shape, log_bytes: Option<u64>| {
+        let m = Machine::new(1, images);
+        let spec = atoll_store::FormatSpec { log_bytes, ..spec(shape) };
+        let done = m.world.run(format_group(&m.world, &m.disks, spec)).expect("runs");
+        (done.map(|_| ()), m.disks.iter().map(MemDisk::writes).sum::<u64>())
+    };
+    let fresh = || Image::new(SIZE);
+    let (done, writes) = try_format(&[Image::new(SIZE - 4096)], Shape::SingleTier, None);
+    assert!(matches!(done, Err(FormatError::TooSmall { device: 0, .. })) && writes == 0);
+    let (done, writes) = try_format(&formatted(1), Shape::SingleTier, None);
+    assert!(matches!(done, Err(FormatError::Ours { cluster: CLUSTER, .. })) && writes == 0);
+    for log_bytes in [MIB, SIZE] {
+        let (done, writes) = try_format(&[fresh()], Shape::SingleTier, Some(log_bytes));
+        assert!(matches!(done, Err(FormatError::LogSize { .. })) && writes == 0);
+    }
+    for (count, shape) in [(2, Shape::SingleTier), (1, Shape::AllFlash), (2, Shape::Hybrid)] {
+        let images = vec![fresh(); count];
+        let (done, _) = try_format(&images, shape, None);
+        assert_eq!(done, Err(FormatError::Devices { shape, devices: count }));
+    }
+    let (done, _) = try_format(&[fresh()], Shape::SingleTier, None);
+    assert_eq!(done, Ok(()), "1 GiB is enough, whatever the default log is");
+    let mut odd = fresh();
+    odd.len += 123_456;
+    let (done, _) = try_format(&[odd], Shape::SingleTier, None);
+    assert_eq!(done, Ok(()), "an odd size is rounded down");
+
+    let m = Machine::new(1, &[fresh(), fresh()]);
+    let same = [m.disks[0].clone(), m.disks[1].clone(), m.disks[1].clone()];
+    let done = m.world.run(format_group(&m.world, &same, spec(Shape::AllFlash)));
+    assert_eq!(done.expect("runs"), Err(FormatError::Twice { a: 1, b: 2 }));
+}
+
+#[test]
+fn a_failed_write_or_flush_or_a_hang_of_the_log_device_fails_the_group_for_good() {
+    for what in ["write", "hang"] {
+        let m = Machine::new(1, &formatted(1));
+        let store = m.store();
+        m.world.run(async {
+            make(&store, 1, 100).await.expect("made");
+            store.append(ID, FIRST, write_op(1, 0, &[1])).await.expect("written");
+            if what == "write" {
+                m.disks[0].fail_writes();
+            } else {
+                m.disks[0].hang();
+            }
+            let begun = m.world.now();
+            let some = (2..5).map(|seq| store.append(ID, FIRST, write_op(seq, 0, &[seq])));
+            for done in futures_util::future::join_all(some).await {
+                assert!(matches!(done, Err(StoreError::Failed(_))), "{what}: {done:?}");
+            }
+            assert!(m.world.now().since(begun) <= Nanos::from_ms(5_100));
+            assert!(store.failed().is_some());
+            let writes = m.disks[0].writes();
+            assert!(matches!(store.fence(ID, Epoch(7)).await, Err(StoreError::Failed(_))));
+            let read = versions(&store, 1, 0, 1).await;
+            assert!(matches!(read, Err(StoreError::Failed(_))), "{what}: {read:?}");
+            m.world.sleep(Nanos::from_secs(100)).await;
+            assert_eq!(m.disks[0].writes(), writes, "nothing is written any more");
+            let events = store.take_events();
+            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed(_))), "{events:?}");
+            store.close().await;
+        });
+    }
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, 100).await.expect("made");
+        store.append(ID, FIRST, write_op(1, 0, &[1])).await.expect("written");
+        m.disks[0].fail_flush();
+        m.world.sleep(Nanos::from_secs(5)).await;
+        assert!(store.failed().is_some_and(|why| why.contains("flush")), "destage flushes");
+    });
+    // Nothing is lost: the log has it.
+    let left = m.crash(&mut Rng(0));
+    let m = Machine::new(2, &left);
+    let store = m.store();
+    assert_eq!(m.world.run(versions(&store, 1, 0, 1)).expect("runs"), Ok(vec![1]));
+}
+
+#[test]
+fn a_failed_capacity_device_takes_its_own_components_only() {
+    for hang in [false, true] {
+        let m = Machine::new(1, &formatted(3));
+        let store = m.store();
+        m.world.run(async {
+            for id in 1..=4 {
+                let session = make(&store, id, 600).await.expect("made");
+                let id = ComponentId(id);
+                store.append(id, session, write_op(1, 0, &[id.0 * 10])).await.expect("written");
+            }
+        });
+        m.world.pass(Nanos::from_secs(4));
+        m.world.run(async {
+            if hang {
+                m.disks[2].hang();
+            } else {
+                m.disks[2].fail_writes();
+            }
+            for id in 1..=4 {
+                let op = write_op(2, 1, &[id * 10 + 1]);
+                store.append(ComponentId(id), FIRST, op).await.expect("the log is good");
+            }
+            m.world.sleep(Nanos::from_secs(20)).await;
+            assert_eq!(store.failed(), None, "the group lives on");
+            store.audit().expect("adds up");
+            let mut lost = 0;
+            for id in 1..=4 {
+                let both = versions(&store, id, 0, 2).await;
+                let more = store.append(ComponentId(id), FIRST, write_op(3, 2, &[7])).await;
+                match both {
+                    Ok(both) => {
+                        assert_eq!(both, [id * 10, id * 10 + 1]);
+                        assert_eq!(more, Ok(()));
+                    }
+                    Err(StoreError::Bad(blocks)) => {
+                        assert!(!blocks.is_empty());
+                        assert!(matches!(more, Err(StoreError::Failed(_))));
+                        lost += 1;
+                    }
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            assert_eq!(lost, 2);
+            let events = store.take_events();
+            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed(_))), "{events:?}");
+            // The log is not pinned by what can never be destaged.
+            let alive = (1..=4).find(|&id| {
+                store.space().capacity_bytes > 0 && store.reserve(ComponentId(id), 1).is_ok()
+            });
+            let alive = ComponentId(alive.expect("two live"));
+            for round in 0..40u64 {
+                let ids: Vec<u64> = (1..=256).map(|i| round * 300 + i).collect();
+                let op = write_op(10 + round, 256, &ids);
+                store.append(alive, FIRST, op).await.expect("written");
+            }
+        });
+        store.audit().expect("adds up");
+    }
+}
+
+#[test]
+fn an_unreadable_block_is_bad_alone_and_a_new_write_heals_it() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, 600).await.expect("made");
+        store.append(ID, FIRST, write_op(1, 10, &[1, 2, 3, 4])).await.expect("written");
+    });
+    m.world.pass(Nanos::from_secs(4));
+    let (slots, _) = region(&m.disks[0].image(), RegionKind::Slots);
+    m.disks[0].flip(slots + 11 * 4096 + 77, 4);
+    m.world.run(async {
+        assert_eq!(versions(&store, 1, 10, 4).await, Err(StoreError::Bad(vec![11])));
+        assert_eq!(versions(&store, 1, 12, 2).await, Ok(vec![3, 4]));
+        assert_eq!(
+            store.take_events(),
+            [StoreEvent::BadBlock { component: ID, block: 11 }],
+            "told once"
+        );
+        assert_eq!(store.counters().checksum_errors, 1);
+        let tags = store.tags(ID, 0).await.expect("tags");
+        assert_eq!(tags[11].state, atoll_format::op::BlockState::Bad);
+        assert_eq!(tags[11].seq, Seq(1));
+        store.append(ID, FIRST, write_op(2, 11, &[9])).await.expect("written");
+        assert_eq!(versions(&store, 1, 10, 4).await, Ok(vec![1, 9, 3, 4]));
+    });
+    m.world.pass(Nanos::from_secs(4));
+    m.disks[0].fail_reads(slots + 13 * 4096, 4096);
+    m.world.run(async {
+        assert_eq!(versions(&store, 1, 13, 1).await, Err(StoreError::Bad(vec![13])));
+        assert_eq!(versions(&store, 1, 10, 3).await, Ok(vec![1, 9, 3]));
+    });
+    assert_eq!(store.failed(), None);
+}
+
+#[test]
+fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
+    let images = lived_in(1);
+    let m = Machine::new(1, &images);
+    let store = m.store();
+    let (slots, _) = region(&images[0], RegionKind::Slots);
+    // Chunk 2 was the third to get a slot; blocks 3 and 9 of it.
+    let used: Vec<u64> = images[0].used().filter(|b| b * 4096 >= slots).collect();
+    let (third, label) = (slots / 4096 + 512, SIZE / 4096 - 256);
+    assert!(used.contains(&(third + 3)) && used.last() == Some(&label));
+    m.disks[0].flip((third + 3) * 4096, 1);
+    m.disks[0].flip((third + 9) * 4096 + 4095, 128);
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_bad == 2, "{progress:?}");
+    assert_eq!(progress.blocks_checked, 80 + 12);
+    let bad: Vec<StoreEvent> = store.take_events();
+    let expect = |block| StoreEvent::BadBlock { component: ID, block };
+    assert_eq!(bad, [expect(515), expect(521)]);
+    store.scrub(Some(ID), 4096 * 10);
+    m.world.pass(Nanos::from_ms(1_500));
+    let progress = store.scrub_progress();
+    assert!(!progress.idle && progress.blocks_checked < 80, "the rate is kept: {progress:?}");
+    store.audit().expect("adds up");
+}
+
+#[test]
+fn a_read_only_device_is_refused() {
+    let m = Machine::new(1, &lived_in(1));
+    m.disks[0].fail_writes();
+    assert!(matches!(m.open().expect("runs").err(), Some(OpenError::Io(_))));
+}
+
+#[test]
+fn memory_stays_within_the_stated_formula() {
+    use atoll_store::limits;
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, 200_000).await.expect("made");
+        for seq in 1..=600u64 {
+            let op = write_op(seq, (seq as u32 - 1) * 256, &[seq]);
+            store.append(ID, FIRST, op).await.expect("written");
+        }
+        let whole = plain_op(atoll_format::op::OpKind::Zero, 700, 190_000 / 256 * 256, 256);
+        store.append(ID, FIRST, whole).await.expect("zeroed");
+    });
+    let space = store.space();
+    let chunks = (601u64).next_multiple_of(64);
+    let slots = space.capacity_bytes / MIB * 102 / 100;
+    let bound = limits::CACHE_MIN * 102 / 100
+        + limits::OVERLAY_MIN * limits::OVERLAY_ENTRY_BYTES
+        + space.log_bytes / 4096 * limits::INDEX_ENTRY_BYTES
+        + (chunks + 128) * limits::CHUNK_ENTRY_BYTES
+        + 200_000 / 64 * 8
+        + slots;
+    assert!(store.memory_bytes() <= bound, "{} > {bound}", store.memory_bytes());
+    assert!(store.memory_bytes() > limits::CACHE_MIN / 2);
+}
