@@ -116,8 +116,7 @@ async fn write_back<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
     let dirty: Vec<(u32, u32)> = {
         let state = group.state.borrow();
         let of = |c: &crate::component::Component| {
-            let failed = state.capacity_failed[usize::from(c.device)];
-            let chunks = c.hot.iter().filter(|(_, h)| !failed && !h.overlay.is_empty());
+            let chunks = c.hot.iter().filter(|(_, h)| !h.overlay.is_empty());
             chunks.map(|(&chunk, _)| (c.local, chunk)).collect::<Vec<_>>()
         };
         state.components.values().flat_map(of).collect()
@@ -231,8 +230,8 @@ fn adjacent(pages: &[NewPage]) -> Vec<(usize, u64, Vec<Buf>)> {
 
 fn install(state: &mut State, new: NewPage) {
     state.counters.metadata_bytes += PAGE_LEN as u64;
-    let Some(c) = state.components.get_mut(&new.local) else {
-        // Deleted meanwhile.
+    let Some(c) = state.components.get_mut(&new.local).filter(|c| !c.is_lost()) else {
+        // Deleted or lost meanwhile.
         state.space[new.capacity].pages.free(new.page);
         return;
     };

@@ -148,6 +148,17 @@ impl Component {
         }
     }
 
+    /// Its capacity device has failed: what it held is lost, for good, whatever the device says
+    /// later. Kept as a doubt that no commit resolves.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.doubt_until.0 == SEQ_MAX
+    }
+
+    /// See [`Component::is_lost`].
+    pub(crate) fn lose(&mut self) {
+        self.doubt_until = Seq(SEQ_MAX);
+    }
+
     /// Everything at or below `seq` is durable on every active member.
     pub(crate) fn commit(&mut self, seq: Seq) {
         if seq <= self.promise.committed || seq.0 > SEQ_MAX {
@@ -155,7 +166,7 @@ impl Component {
         }
         self.promise.committed = seq;
         self.uncommitted = self.uncommitted.split_off(&Seq(seq.0 + 1));
-        if seq >= self.doubt_until {
+        if seq >= self.doubt_until && !self.is_lost() {
             self.doubt_until = Seq(0);
         }
     }

@@ -207,7 +207,7 @@ fn plan<W: World>(
     let capacity_bytes: u64 = if single { lens[0] } else { lens[1..].iter().sum() };
     let slots_bound = capacity_bytes / CHUNK;
     let entries_max = limits::entries_for(slots_bound).min(u64::from(u32::MAX)) as u32;
-    let components_max = (slots_bound.clamp(256, u64::from(limits::COMPONENTS_MAX))) as u32;
+    let components_max = (slots_bound / 4).clamp(256, u64::from(limits::COMPONENTS_MAX)) as u32;
 
     let mut labels = Vec::new();
     for (device, &len) in lens.iter().enumerate() {
@@ -274,7 +274,7 @@ impl Layout {
 fn journal_bytes(capacity_bytes: u64) -> u64 {
     let min =
         if capacity_bytes >= 16 << 30 { limits::JOURNAL_MIN_LARGE } else { limits::JOURNAL_MIN };
-    let by_size = (capacity_bytes as u128 * u128::from(limits::JOURNAL_PER_TIB) >> 40) as u64;
+    let by_size = ((u128::from(capacity_bytes) * u128::from(limits::JOURNAL_PER_TIB)) >> 40) as u64;
     by_size.max(min).next_multiple_of(CHUNK)
 }
 

@@ -544,8 +544,8 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
 
 /// The journal has it: the chunk's home is what the task made of it.
 fn install(state: &mut State, task: &Task) {
-    let Some(c) = state.components.get_mut(&task.local) else {
-        // Deleted meanwhile: its slots are free again, this one was not yet among them.
+    let Some(c) = state.components.get_mut(&task.local).filter(|c| !c.is_lost()) else {
+        // Deleted or lost meanwhile: its slots are free again, this one was not yet among them.
         if let Some(slot) = task.new_slot {
             state.space[task.capacity].slots.free(slot);
         }

@@ -81,7 +81,6 @@ impl<W: World> Group<W> {
     /// Judges a failed request: the log's device takes the group with it, a capacity device of
     /// several takes its components.
     pub(crate) fn device_failed(&self, device: usize, error: &DeviceError) {
-        self.state.borrow_mut().counters.device_errors += 1;
         let DeviceError::Failed(why) = error else { return };
         if device == 0 {
             return self.fail(why);
@@ -99,6 +98,8 @@ impl<W: World> Group<W> {
         }
         state.event(StoreEvent::Failed(why.to_string()));
         // What waits in the log for that device will never get there: it must not pin the log.
+        // The loss is written down before the log is trimmed; until then a restart with a device
+        // that works again finds everything.
         let locals: Vec<u32> = state
             .components
             .values()
@@ -106,7 +107,7 @@ impl<W: World> Group<W> {
             .map(|c| c.local)
             .collect();
         for local in locals {
-            state.forget_pending(local);
+            state.lose(local);
         }
         drop(state);
         self.mover_work.notify_all();

@@ -30,9 +30,11 @@ pub const QUEUE_OPS_MAX: usize = 65_536;
 
 /// Components of one group; scaled down on small devices.
 pub const COMPONENTS_MAX: u32 = 4_096;
-/// Bytes of the checkpoint set aside for each component's own record: clients and operations
-/// above committed of an ordinary one take 200 to 2 000.
-pub const COMPONENT_RECORD_BYTES: u64 = 4_096;
+/// Bytes of the checkpoint set aside per component for their records together: clients and
+/// operations above committed of an ordinary one take 200 to 2 000.
+pub const COMPONENT_RECORD_BYTES: u64 = 16_384;
+/// What one operation can add to its component's record: itself (40), a new client (24 and 8).
+pub const RECORD_GROWTH: u64 = 72;
 /// Clients that are remembered per component; the one used longest ago is forgotten.
 pub const CLIENTS_MAX: usize = 64;
 /// A client's numbers above its settled ones.
@@ -68,6 +70,12 @@ pub const DELAY_MAX: Nanos = Nanos::from_ms(100);
 pub const IDLE_DESTAGE: Nanos = Nanos::from_secs(2);
 /// Without writes for so long, a checkpoint is taken.
 pub const IDLE_CHECKPOINT: Nanos = Nanos::from_secs(60);
+
+/// Processor time of one batch and of one operation or block, for the simulator's model of it:
+/// measured order of magnitude, CRC-32C of 4 KiB included.
+pub const CPU_BATCH: Nanos = Nanos(2_000);
+/// See [`CPU_BATCH`].
+pub const CPU_BLOCK: Nanos = Nanos(500);
 
 /// A device that does not answer for so long has failed.
 pub const IO_DEADLINE: Nanos = Nanos::from_secs(5);

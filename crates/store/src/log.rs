@@ -432,6 +432,8 @@ pub(crate) fn crcs_of<'a>(op: &Descriptor, one: &'a mut [u32; 1], list: &'a [u32
 
 async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
     let Batch { at, data, place, head, mut ops, mut crcs, header } = batch;
+    let work = u64::from(head.ops.max(head.payload_blocks));
+    group.world.charge(limits::CPU_BATCH + limits::CPU_BLOCK * work).await;
     if let Err(e) = group.log_device().write(at, data, Durability::Durable).await {
         group.device_failed(0, &e);
         return Err(());

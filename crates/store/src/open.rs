@@ -308,8 +308,7 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
     }
     let log_region = region(log, RegionKind::Log)?;
     let segment_len = u64::from(log.segment_len);
-    if segment_len < limits::SEGMENT_MIN
-        || segment_len > limits::SEGMENT_MAX
+    if !(limits::SEGMENT_MIN..=limits::SEGMENT_MAX).contains(&segment_len)
         || !segment_len.is_power_of_two()
         || !log_region.len.is_multiple_of(segment_len)
         || log_region.len / segment_len < limits::SEGMENTS_MIN
@@ -355,7 +354,7 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
 
 pub(crate) fn memory(geometry: &Geometry, spec: &OpenSpec) -> Memory {
     let capacity: u64 = geometry.capacity.iter().map(|c| c.slots.len).sum();
-    let per_tib = |amount: u64| (u128::from(amount) * u128::from(capacity) >> 40) as u64;
+    let per_tib = |amount: u64| ((u128::from(amount) * u128::from(capacity)) >> 40) as u64;
     let cache_bytes =
         spec.cache_bytes.unwrap_or(per_tib(limits::CACHE_PER_TIB)).max(limits::CACHE_MIN);
     let overlay_blocks = spec

@@ -75,6 +75,7 @@ pub(crate) async fn read<W: World>(
             return Err(StoreError::Bad(bad));
         }
         let fetched = fetch(group, local, &pieces(&found)).await;
+        group.world.charge(limits::CPU_BLOCK * u64::from(range.count)).await;
         match judge(group, id, local, range, &found, fetched)? {
             Verdict::Good(payload) => {
                 group.state.borrow_mut().counters.blocks_read += u64::from(range.count);
@@ -154,6 +155,12 @@ async fn fetch<W: World>(
     local: u32,
     pieces: &[Piece],
 ) -> Vec<Result<Buf, DeviceError>> {
+    // All before the first wait: what was just found stays where it is until it was read.
+    let leases = pieces.iter().filter_map(|piece| match piece.source {
+        Source::Log(at) => Some(Lease::take(group, at)),
+        _ => None,
+    });
+    let _leases: Vec<Lease<W>> = leases.collect();
     if let [one] = pieces {
         return vec![fetch_one(group, local, *one).await];
     }
@@ -170,7 +177,6 @@ async fn fetch_one<W: World>(
     let (device, at) = match piece.source {
         Source::Zeros => return Ok(Buf::zeros(len as usize)),
         Source::Log(at) => {
-            let _lease = Lease::take(group, at);
             return read_device(group, 0, u64::from(at) * BLOCK, len).await;
         }
         Source::Home(at) => {

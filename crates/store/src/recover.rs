@@ -144,6 +144,7 @@ fn empty(geometry: Geometry, memory: Memory) -> State {
         hints: BTreeSet::new(),
         counters: StoreCounters::default(),
         events: VecDeque::new(),
+        record_bytes: 0,
         scrub: ScrubProgress { idle: true, ..ScrubProgress::default() },
         last_write: atoll_world::Nanos::ZERO,
         recovering: true,
@@ -899,7 +900,8 @@ async fn mark_damage<W: World>(devices: &[Device<W>], state: &mut State, scan: &
         return;
     }
     for c in state.components.values_mut() {
-        c.doubt_until = Seq((c.promise.newest.0 + OPS_IN_FLIGHT_MAX).min(SEQ_MAX));
+        let until = Seq((c.promise.newest.0 + OPS_IN_FLIGHT_MAX).min(SEQ_MAX - 1));
+        c.doubt_until = c.doubt_until.max(until);
     }
     drop_superseded(devices, state).await;
 }

@@ -116,6 +116,8 @@ pub(crate) struct State {
     /// Components whose committed seq is newer than the log says.
     pub hints: BTreeSet<u32>,
 
+    /// Upper bound of the bytes that component records take in a checkpoint.
+    pub record_bytes: u64,
     pub counters: StoreCounters,
     pub events: VecDeque<StoreEvent>,
     pub scrub: ScrubProgress,
@@ -216,6 +218,9 @@ impl State {
     pub(crate) fn resolve(&mut self, local: u32, block: u32) -> Found {
         let c = self.components.get(&local).expect("the caller has just found it");
         let (chunk, index) = (block / BLOCKS_PER_CHUNK, (block % BLOCKS_PER_CHUNK) as u8);
+        if c.is_lost() {
+            return Found { source: Source::Bad, tag: bad(BlockTag::default()) };
+        }
         let entry = match c.hot.get(&chunk) {
             None => None,
             Some(hot) => {
@@ -248,7 +253,7 @@ impl State {
             },
         };
         let tag = c.tag(block, entry);
-        if c.bad.contains(&block) || self.capacity_failed[usize::from(c.device)] {
+        if c.bad.contains(&block) {
             return Found { source: Source::Bad, tag: bad(tag) };
         }
         let source = match entry.state {
@@ -560,6 +565,9 @@ impl State {
         } else {
             c.promise.newest = c.promise.newest.max(seq);
         }
+        if c.is_lost() {
+            return;
+        }
         let chunk = range.chunk();
         let entry = c.table.get(chunk);
         let touched = is_present(&entry)
@@ -658,21 +666,41 @@ pub(crate) fn home_entry(c: &Component, block: u32, p: &Pending, good: bool) -> 
 }
 
 impl State {
-    /// Drops a component's blocks from the log's index: its device is gone, and with it the
-    /// component; other members have the bytes.
-    pub(crate) fn forget_pending(&mut self, local: u32) {
+    /// A component's capacity device is gone, and with it the component: other members have the
+    /// bytes. Drops its blocks from memory.
+    pub(crate) fn lose(&mut self, local: u32) {
+        let head_segment = self.head_segment;
         let Some(c) = self.components.get_mut(&local) else { return };
+        c.lose();
+        c.unsaved_from.get_or_insert(head_segment);
         for hot in c.hot.values_mut() {
             let whole = hot.whole.take();
             for at in hot.pending.drain(..).map(|p| p.at).chain(whole.map(|w| w.at)) {
                 self.ring[self.geometry.ring_index(at)].live -= 1;
                 self.index_blocks -= 1;
             }
+            self.overlay_blocks -= hot.overlay.len() as u64;
+            self.overlay_chunks[usize::from(c.device)] -= u32::from(!hot.overlay.is_empty());
+            hot.overlay = Vec::new();
         }
         c.log_live = 0;
         let chunks: Vec<u32> = c.hot.keys().copied().collect();
         for chunk in chunks {
             self.settle(local, chunk);
         }
+    }
+
+    /// Counts the bytes that all component records take in a checkpoint.
+    fn count_records(&mut self) -> u64 {
+        self.record_bytes = self.components.values().map(|c| c.encoded_len() as u64).sum();
+        self.record_bytes
+    }
+
+    /// Whether one more operation can be remembered until it is committed.
+    pub(crate) fn record_fits(&mut self) -> bool {
+        let max = u64::from(self.geometry.components_max) * limits::COMPONENT_RECORD_BYTES * 3 / 4;
+        self.record_bytes += limits::RECORD_GROWTH;
+        // The sum only grows here, so it is an upper bound; it is counted anew when it matters.
+        self.record_bytes < max || self.count_records() < max
     }
 }

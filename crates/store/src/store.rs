@@ -142,9 +142,10 @@ impl<W: World> Store<W> {
             return Err(StoreError::Malformed("too many operations above committed"));
         }
         check_payload(&op)?;
-        let (local, device) = (c.local, usize::from(c.device));
-        if state.capacity_failed[device] {
-            return Err(StoreError::Failed("the component's capacity device has failed".into()));
+        check_lost(c)?;
+        let local = c.local;
+        if !state.record_fits() {
+            return Err(StoreError::Malformed("too many operations above committed in the group"));
         }
         let writes = op.kind == OpKind::Write;
         state.expire_holds(self.group.world.now());
@@ -221,10 +222,8 @@ impl<W: World> Store<W> {
         let mut state = self.group.state.borrow_mut();
         let c = state.find(id)?;
         check_session(c, session)?;
-        let (local, device) = (c.local, usize::from(c.device));
-        if state.capacity_failed[device] {
-            return Err(StoreError::Failed("the component's capacity device has failed".into()));
-        }
+        check_lost(c)?;
+        let local = c.local;
         let writes = blocks.iter().any(|b| b.tag.state == BlockState::Raw);
         let discards = blocks.iter().all(|b| b.tag.state == BlockState::Absent);
         // As one range, so that what is set aside covers each of its blocks.
@@ -241,6 +240,13 @@ fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
     }
     if session != c.queued_session {
         return Err(StoreError::Session { open: c.queued_session });
+    }
+    Ok(())
+}
+
+fn check_lost(c: &Component) -> Result<(), StoreError> {
+    if c.is_lost() {
+        return Err(StoreError::Failed("the component's capacity device has failed".into()));
     }
     Ok(())
 }
@@ -423,10 +429,8 @@ impl<W: World> Components for Store<W> {
         if chunk >= c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK) {
             return Err(StoreError::Malformed("chunk"));
         }
-        let (local, device) = (c.local, usize::from(c.device));
-        if state.capacity_failed[device] {
-            return Err(StoreError::Failed("the component's capacity device has failed".into()));
-        }
+        check_lost(c)?;
+        let local = c.local;
         state.hold(local, chunk, now + limits::HOLD)
     }
 

@@ -430,6 +430,28 @@ fn a_failed_capacity_device_takes_its_own_components_only() {
             }
         });
         store.audit().expect("adds up");
+        m.world.run(store.close());
+        // After a restart with a device that works again, what was lost is not taken for good.
+        let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+        let m = Machine::new(2, &images);
+        let store = m.store();
+        store.audit().expect("adds up");
+        let lost: Vec<_> = store.list().into_iter().filter(|c| c.doubtful).collect();
+        assert_eq!(lost.len(), 2);
+        m.world.run(async {
+            for c in store.list() {
+                let read = versions(&store, c.id.0, 0, 2).await;
+                if c.doubtful {
+                    assert_eq!(read, Err(StoreError::Bad(vec![0, 1])));
+                    store.committed(c.id, Seq(1 << 40));
+                    assert!(store.status(c.id).expect("there").doubtful);
+                    store.delete(c.id).await.expect("deleted");
+                } else {
+                    assert_eq!(read, Ok(vec![c.id.0 * 10, c.id.0 * 10 + 1]));
+                }
+            }
+        });
+        store.audit().expect("adds up");
     }
 }
 
