@@ -142,39 +142,62 @@ impl<'de> Deserialize<'de> for Code {
 }
 
 /// One error, as a REST reply (RFC 9457) and as two lines of the command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// A URI reference for the kind of error: the code's place in the manual.
-    #[serde(rename = "type")]
-    pub uri: String,
-    /// [`Code::title`].
-    pub title: String,
-    /// [`Code::status`].
+    /// Which error.
+    pub code: Code,
+    /// The HTTP status; [`Code::status`], but of a newer server perhaps one of its own.
     pub status: u16,
     /// One sentence about this occurrence: what, where, which values.
     pub detail: String,
-    /// Which error.
-    pub code: Code,
     /// What to do about it; a command where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// The field of the request that is wrong, as a dotted path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
+}
+
+/// How a problem travels: with the members of RFC 9457, which follow from the code.
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    #[serde(rename = "type", default)]
+    uri: String,
+    #[serde(default)]
+    title: String,
+    status: u16,
+    detail: String,
+    code: Code,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+}
+
+impl Serialize for Problem {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let wire = Wire {
+            uri: format!("/docs/errors#{}", self.code),
+            title: self.code.title().into(),
+            status: self.status,
+            detail: self.detail.clone(),
+            code: self.code,
+            hint: self.hint.clone(),
+            field: self.field.clone(),
+        };
+        wire.serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Problem {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let Wire { uri: _, title: _, status, detail, code, hint, field } = Wire::deserialize(d)?;
+        Ok(Self { code, status, detail, hint, field })
+    }
 }
 
 impl Problem {
     /// An error of that code; `detail` is one sentence without a full stop.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
-            uri: format!("/docs/errors#{code}"),
-            title: code.title().into(),
-            status: code.status(),
-            detail: detail.into(),
-            code,
-            hint: None,
-            field: None,
-        }
+        Self { code, status: code.status(), detail: detail.into(), hint: None, field: None }
     }
 
     /// Says what to do about it.
@@ -249,5 +272,9 @@ mod tests {
             problem.to_string(),
             "error[E0201]: no volume 'x [2Jy'\nhint: atoll volume list rm -rf"
         );
+        let json = serde_json::to_value(&problem).unwrap();
+        assert_eq!(json["type"], "/docs/errors#E0201");
+        assert_eq!((&json["title"], &json["status"]), (&"not found".into(), &404.into()));
+        assert_eq!(serde_json::from_value::<Problem>(json).unwrap(), problem);
     }
 }

@@ -177,12 +177,11 @@ impl Out {
     }
 
     fn value(&self, value: &impl Serialize) -> Run {
-        let value = serde_json::to_value(value).expect("interface types have string keys");
+        const KEYS: &str = "interface types have string keys";
         if self.format == Format::Yaml {
-            return self.data(&yaml(&value));
+            return self.data(&yaml(&serde_json::to_value(value).expect(KEYS)));
         }
-        let text = serde_json::to_string_pretty(&value).expect("a value is always JSON");
-        self.data(&(text + "\n"))
+        self.data(&(serde_json::to_string_pretty(value).expect(KEYS) + "\n"))
     }
 
     /// Left-aligned columns, two spaces apart.

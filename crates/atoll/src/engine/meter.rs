@@ -89,7 +89,7 @@ impl Meter {
                 continue;
             }
             let per_second = |now: u64, before: u64| ((now - before) as f64 / span).round() as u64;
-            let mean_us = |ns: u64, ops: u64| if ops == 0 { 0 } else { ns / ops / 1_000 };
+            let mean_us = |ns: u64, ops: u64| ns.checked_div(ops).unwrap_or(0) / 1_000;
             meter.rate.set(Io {
                 read_iops: per_second(totals.reads, before.reads),
                 write_iops: per_second(totals.writes, before.writes),

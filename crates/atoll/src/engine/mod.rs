@@ -196,9 +196,15 @@ impl Engine {
                 Ok(started) => groups.push(started),
                 Err(problem) => {
                     let hint = problem.hint.as_deref().unwrap_or_default();
-                    tracing::error!(hint, "{}", problem.detail);
                     slot.trouble.borrow_mut().clone_from(&problem.detail);
-                    troubles.push(problem.detail);
+                    // An empty disk waits for a command; anything else is not as it should be.
+                    if problem.code == Code::Conflict {
+                        tracing::warn!(hint, "{}", problem.detail);
+                        troubles.push((Severity::Warning, "disk-empty", problem.detail));
+                    } else {
+                        tracing::error!(hint, "{}", problem.detail);
+                        troubles.push((Severity::Error, "disk-unusable", problem.detail));
+                    }
                 }
             }
         }
@@ -214,8 +220,8 @@ impl Engine {
         };
         let node = Node::start(world.clone(), config, groups);
         node.objects().set_repair_delay(cluster.repair_delay_s);
-        for trouble in troubles {
-            node.note(Severity::Error, "disk-unusable", None, trouble);
+        for (severity, kind, trouble) in troubles {
+            node.note(severity, kind, None, trouble);
         }
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
         let nbd = Server::new(world.clone(), volumes, Limits::default());

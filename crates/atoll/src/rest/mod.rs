@@ -366,7 +366,7 @@ fn check_size(bytes: u64) -> Result<(), Problem> {
     if bytes > OBJECT_MAX {
         return bad(format!("size_bytes is {bytes}, and must be at most {OBJECT_MAX} (62 TiB)"));
     }
-    if bytes % BLOCK != 0 {
+    if !bytes.is_multiple_of(BLOCK) {
         let near = bytes.next_multiple_of(BLOCK);
         return bad(format!("size_bytes is {bytes}, and must be a multiple of {BLOCK}"))
             .map_err(|problem: Problem| problem.hint(format!("the next one is {near}")));
@@ -404,11 +404,10 @@ fn refuse(problem: &Problem) -> Response<Body> {
     let mut reply = whole("application/problem+json", Bytes::from(text));
     *reply.status_mut() =
         StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    if problem.code == Code::NoMethod {
-        if let Some(allowed) = problem.field.as_deref().and_then(|a| HeaderValue::from_str(a).ok())
-        {
-            reply.headers_mut().insert(header::ALLOW, allowed);
-        }
+    if problem.code == Code::NoMethod
+        && let Some(allowed) = problem.field.as_deref().and_then(|a| HeaderValue::from_str(a).ok())
+    {
+        reply.headers_mut().insert(header::ALLOW, allowed);
     }
     // The rest of a body that was refused unread must not be taken for the next request.
     if matches!(problem.code, Code::BodyTooLarge | Code::BadRequest | Code::SlowClient) {

@@ -1,0 +1,577 @@
+//! The commands as a user types them: the built program against a made-up engine. What they print
+//! is compared whole; errors are two lines and an exit code.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait for processes")]
+
+mod common;
+
+use common::TestServer;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn program(server: Option<&TestServer>, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+    command.args(words).stdin(Stdio::null()).env("TZ", "UTC").env("NO_COLOR", "1");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ATOLL_") {
+            command.env_remove(name);
+        }
+    }
+    if let Some(server) = server {
+        command.env("ATOLL_ENDPOINT", format!("unix://{}", server.socket().display()));
+    }
+    command
+}
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn said(output: Output) -> Said {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let said = Said {
+        code: output.status.code().unwrap(),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    };
+    assert!(!said.err.contains("panicked"), "{}", said.err);
+    said
+}
+
+fn run(server: &TestServer, words: &[&str]) -> Said {
+    said(program(Some(server), words).output().unwrap())
+}
+
+/// Runs it; it must succeed.
+fn good(server: &TestServer, words: &[&str]) -> String {
+    let done = run(server, words);
+    assert_eq!(done.code, 0, "{words:?}: {}", done.err);
+    done.out
+}
+
+/// Runs it; it must fail with that code and exactly this on stderr.
+fn bad(server: &TestServer, words: &[&str], code: i32, err: &str) {
+    let done = run(server, words);
+    assert_eq!((done.code, done.err.as_str(), done.out.as_str()), (code, err, ""), "{words:?}");
+}
+
+fn with_volumes() -> TestServer {
+    let server = TestServer::start();
+    good(&server, &["volume", "create", "vm1", "10G", "-q"]);
+    good(&server, &["volume", "create", "data.2", "1.5TiB", "-q"]);
+    server
+}
+
+#[test]
+fn every_form_of_a_list() {
+    let server = with_volumes();
+    assert_eq!(
+        good(&server, &["volume", "list"]),
+        "NAME    SIZE      USED  POLICY   STATE    OWNER  CLIENTS\n\
+         data.2  1.5 TiB   0 B   default  healthy  host1  0\n\
+         vm1     10.0 GiB  0 B   default  healthy  host1  0\n"
+    );
+    let wide = good(&server, &["volume", "list", "-H", "-o", "wide"]);
+    assert_eq!(wide.lines().count(), 2, "{wide}");
+    let cells: Vec<&str> = wide.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(
+        cells,
+        [
+            "vm1",
+            "10.0",
+            "GiB",
+            "0",
+            "B",
+            "default",
+            "healthy",
+            "host1",
+            "0",
+            "0",
+            "0",
+            "1",
+            "2026-11-20",
+            "12:00:00",
+            "-",
+            "0000000000000001"
+        ]
+    );
+    assert_eq!(good(&server, &["volume", "list", "-o", "name"]), "data.2\nvm1\n");
+    let json = good(&server, &["volume", "list", "-o", "json"]);
+    assert!(json.starts_with("{\n  \"kind\": \"VolumeList\",\n  \"version\": 1,\n"), "{json}");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["kind"], "VolumeList");
+    assert_eq!(json["version"], 1);
+    assert_eq!(json["generated_at"], "2026-11-20T12:00:00.000Z");
+    assert_eq!(json["items"][1]["size_bytes"], 10u64 << 30);
+    let yaml = good(&server, &["volume", "list", "-o", "yaml"]);
+    assert!(yaml.ends_with("kind: VolumeList\nversion: 1\n"), "{yaml}");
+    assert!(yaml.contains("items:\n  - created_at: \"2026-11-20T12:00:00.000Z\"\n"), "{yaml}");
+    assert!(yaml.contains("\n    name: \"data.2\"\n"), "{yaml}");
+    let colored = good(&server, &["volume", "list", "--color", "always"]);
+    assert!(colored.contains("\x1b[32mhealthy\x1b[0m"), "{colored:?}");
+}
+
+#[test]
+fn one_screen_of_status() {
+    let server = with_volumes();
+    assert_eq!(
+        good(&server, &["status"]),
+        "cluster          demo (00000000000000c1)\n\
+         health           ok\n\
+         hosts            3 of 3 up\n\
+         volumes          2 (0 degraded, 0 inaccessible)\n\
+         used             12.0 GiB of 24.0 GiB (50.0 %)\n\
+         free             11.0 GiB\n\
+         read             0 IOPS  0.0 MB/s  -\n\
+         write            800 IOPS  3.3 MB/s  1.5 ms\n\
+         resync           1.5 GiB left, about 1h5m\n\
+         checksum errors  0\n"
+    );
+}
+
+#[test]
+fn a_monitoring_check_has_its_own_codes() {
+    use atoll_api::types::Level;
+    let server = TestServer::start();
+    for (level, code, word) in [
+        (None, 0, "OK"),
+        (Some(Level::Warning), 1, "WARNING"),
+        (Some(Level::Critical), 2, "CRITICAL"),
+    ] {
+        server.state().level = level;
+        let done = run(&server, &["status", "--check"]);
+        assert_eq!(done.code, code);
+        assert!(done.out.starts_with(&format!("ATOLL {word} - 3 of 3 hosts up")), "{}", done.out);
+        assert_eq!(done.out.lines().count(), 1);
+    }
+    let gone = program(None, &["status", "--check", "--endpoint", "/nonexistent/sock"]);
+    let done = said({ gone }.output().unwrap());
+    assert_eq!(done.code, 3);
+    assert!(done.out.starts_with("ATOLL UNKNOWN - cannot connect"), "{}", done.out);
+}
+
+#[test]
+fn every_command_prints_something_sensible() {
+    let server = with_volumes();
+    server.fake.event("host-down", "host host2 does not answer");
+    for (words, expected) in [
+        (&["host", "list"][..], "NAME   STATE  VERSION"),
+        (&["host", "show", "host2"], "domain   rack2"),
+        (&["disk", "list", "--host", "host1"], "ext4 file system"),
+        (&["disk", "show", "/dev/a"], "state   foreign"),
+        (&["group", "list"], "ID  HOST  SHAPE"),
+        (&["policy", "list"], "default  mirror  1"),
+        (&["policy", "create", "gold", "--failures-to-tolerate", "2"], "gold"),
+        (&["policy", "show", "gold"], "gold"),
+        (&["policy", "check", "gold", "--size", "1G"], "can be placed"),
+        (&["volume", "show", "vm1"], "10.0 GiB"),
+        (&["volume", "placement", "vm1"], "- leg 0: the host that uses it is here"),
+        (&["volume", "resize", "vm1", "20G"], "20.0 GiB"),
+        (&["resync", "show"], "left   1.0 GiB, about 10s"),
+        (&["resync", "pause"], "state  paused"),
+        (&["resync", "limit", "100M"], "limit  104.9 MB/s"),
+        (&["scrub", "start", "--volume", "vm1"], "25.0 %"),
+        (&["scrub", "show"], "running"),
+        (&["task", "list"], "long"),
+        (&["task", "show", "good"], "done"),
+        (&["task", "wait", "good"], "done"),
+        (&["events"], "host-down"),
+        (&["session", "list"], "VOLUME"),
+        (&["top", "--count", "1"], "READ IOPS"),
+        (&["top", "hosts", "--count", "1"], "host1"),
+        (&["completion", "bash"], "complete -F _atoll"),
+        (&["man"], ".TH atoll 1"),
+        (&["--version"], "atoll 0.1.0"),
+        (&["volume", "--help"], "Usage: atoll volume"),
+    ] {
+        let out = good(&server, words);
+        assert!(out.contains(expected), "{words:?}: {out}");
+    }
+    assert_eq!(good(&server, &["scrub", "stop"]), "");
+    assert_eq!(good(&server, &["policy", "delete", "gold"]), "");
+    assert_eq!(good(&server, &["volume", "delete", "vm1", "--yes"]), "");
+}
+
+#[test]
+fn errors_are_two_lines_and_a_code() {
+    let server = with_volumes();
+    let rule = "(rule: 1 to 64 letters, digits, '.', '_' and '-', starting with a letter or digit)";
+    bad(
+        &server,
+        &["volume", "create", "vm1", "1G"],
+        4,
+        "error[E0301]: a volume named 'vm1' exists already\nhint: atoll volume list\n",
+    );
+    bad(
+        &server,
+        &["volume", "show", "none"],
+        3,
+        "error[E0201]: there is no volume 'none'\nhint: atoll volume list\n",
+    );
+    bad(
+        &server,
+        &["volume", "create", "a/b", "1G"],
+        2,
+        &format!("error[E0103]: volume name 'a/b' contains '/' {rule}\n"),
+    );
+    let long = "x".repeat(10_000);
+    bad(
+        &server,
+        &["volume", "create", &long, "1G"],
+        2,
+        &format!(
+            "error[E0103]: volume name '{}...' is 10000 bytes long, at most 64 are allowed {rule}\n",
+            "x".repeat(40)
+        ),
+    );
+    bad(
+        &server,
+        &["volume", "create", "a\x1b[31m\nb", "1G"],
+        2,
+        &format!("error[E0103]: volume name 'a\\u{{1b}}[31m\\nb' contains '\\u{{1b}}' {rule}\n"),
+    );
+    bad(
+        &server,
+        &["volume", "create", "new", "0"],
+        2,
+        "error[E0104]: size_bytes is 0, and must be at least 4096\n",
+    );
+    bad(
+        &server,
+        &["volume", "create", "new", "4097"],
+        2,
+        "error[E0104]: size_bytes is 4097, and must be a multiple of 4096\n\
+         hint: the next one is 8192\n",
+    );
+    bad(
+        &server,
+        &["volume", "create", "new", "20T"],
+        6,
+        "error[E0412]: policy default needs 2 hosts with room, 0 have it\nhint: add 2 hosts\n",
+    );
+    bad(
+        &server,
+        &["volume", "resize", "vm1", "1G"],
+        7,
+        "error[E0501]: the new size is below the present one\nhint: --shrink\n",
+    );
+    bad(
+        &server,
+        &["volume", "delete", "vm1"],
+        7,
+        "error[E0501]: volume vm1 and what it holds (0 B of 10.0 GiB) will be lost\n\
+         hint: --yes goes on\n",
+    );
+    server.state().used.push("vm1".into());
+    bad(
+        &server,
+        &["volume", "delete", "vm1", "--yes"],
+        4,
+        "error[E0303]: volume vm1 is in use on host1\nhint: atoll session list --volume vm1\n",
+    );
+    bad(
+        &server,
+        &["group", "create", "/dev/a"],
+        7,
+        "error[E0502]: disk '/dev/a' holds foreign data: XFS\n\
+         hint: atoll disk wipe /dev/a erases it\n",
+    );
+    bad(&server, &["task", "wait", "bad"], 1, "error[E0001]: task bad failed: it said so\n");
+    bad(
+        &server,
+        &["task", "wait", "long", "--timeout", "1"],
+        8,
+        "error[E0601]: task long still runs after 1 s\n\
+         hint: atoll task wait long --timeout SECONDS\n",
+    );
+    let done = run(&server, &["policy", "check", "default", "--size", "20G"]);
+    assert_eq!(done.code, 6);
+    assert!(done.out.contains("- 2 hosts are needed, 1 has room"), "{}", done.out);
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2_and_two_lines() {
+    let server = TestServer::start();
+    for (words, word) in [
+        (&["frobnicate"][..], "unrecognized subcommand 'frobnicate'"),
+        (&["volume"], "requires a subcommand"),
+        (&["volume", "create"], "required arguments were not provided: <NAME> <SIZE>"),
+        (&["--size", "-1"], "unexpected argument '--size'"),
+        (&["volume", "create", "v", "--", "-1"], "is not a size"),
+        (&["volume", "create", "v", "10E"], "unit 'e' is unknown"),
+        (&["volume", "create", "v", "1GB"], "unit 'gb' is unknown"),
+        (&["volume", "create", "v", "99999999999P"], "larger than any size"),
+        (&["volume", "list", "-o", "xml"], "[possible values: table, wide, json, yaml, name]"),
+        (&["status", "--timeout", "0"], "0 is not in 1..=86400"),
+        (&["status", "--endpoint", "ftp://x"], "is not an endpoint"),
+        (&["status", "--check", "--watch"], "cannot be used with"),
+        (&["dev"], "--dir <DIR>"),
+        (&["dev", "--dir", "/tmp/x", "--hosts", "99"], "99 is not in 1..=16"),
+    ] {
+        let done = run(&server, words);
+        assert_eq!((done.code, done.out.as_str()), (2, ""), "{words:?}: {}", done.err);
+        assert!(done.err.starts_with("error[E0002]: "), "{words:?}: {}", done.err);
+        assert!(done.err.contains(word), "{words:?}: {}", done.err);
+        assert!(done.err.lines().count() <= 2, "{words:?}: {}", done.err);
+    }
+}
+
+#[test]
+fn requests_can_be_shown_and_rehearsed() {
+    let server = with_volumes();
+    let socket = server.socket().display().to_string();
+    assert_eq!(
+        good(&server, &["volume", "create", "new", "1G", "--curl"]),
+        format!(
+            "curl -sS --unix-socket '{socket}' -X POST -H 'Content-Type: application/json' -d \
+             '{{\"name\":\"new\",\"size_bytes\":1073741824}}' 'http://localhost/api/v1/volumes'\n"
+        )
+    );
+    assert_eq!(
+        good(&server, &["volume", "delete", "vm1", "--curl", "--dry-run"]),
+        format!(
+            "curl -sS --unix-socket '{socket}' -X DELETE \
+             'http://localhost/api/v1/volumes/vm1?dry_run=true'\n"
+        )
+    );
+    let done = run(&server, &["volume", "create", "new", "1G", "--dry-run"]);
+    assert_eq!(done.code, 0);
+    assert!(done.err.contains("dry run: nothing was changed"), "{}", done.err);
+    assert_eq!(server.state().made, 2);
+    let done = run(&server, &["volume", "list", "-v"]);
+    assert!(done.err.starts_with("curl -sS --unix-socket"), "{}", done.err);
+}
+
+#[test]
+fn a_key_makes_creation_repeatable() {
+    let server = TestServer::start();
+    let words = ["volume", "create", "v", "1G", "--idempotency-key", "k", "-o", "name"];
+    assert_eq!(good(&server, &words), "v\n");
+    assert_eq!(good(&server, &words), "v\n");
+    assert_eq!(server.state().made, 1);
+}
+
+#[test]
+fn a_daemon_that_is_not_there_or_too_slow() {
+    let server = TestServer::start();
+    let done =
+        said(program(None, &["status", "--endpoint", "unix:/nonexistent"]).output().unwrap());
+    assert_eq!(done.code, 20);
+    assert_eq!(
+        done.err,
+        "error[E0801]: cannot connect to unix:///nonexistent: No such file or directory (os error \
+         2)\nhint: is 'atoll serve' running? --endpoint names another daemon\n"
+    );
+    server.state().delay = Duration::from_secs(30);
+    let done = run(&server, &["volume", "list", "--timeout", "1"]);
+    assert_eq!(done.code, 8, "{}", done.err);
+    assert!(done.err.contains("no answer from unix://"), "{}", done.err);
+    // Not one of ours.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = std::thread::Builder::new().spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 1024]);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n<ht>");
+    });
+    let endpoint = format!("http://{address}");
+    let done = said(program(None, &["status", "--endpoint", &endpoint]).output().unwrap());
+    assert_eq!(done.code, 21, "{}", done.err);
+    thread.unwrap().join().unwrap();
+}
+
+#[test]
+fn streams_that_are_closed_or_full_do_not_panic() {
+    let server = with_volumes();
+    for i in 0..200 {
+        server.fake.event("kind", &format!("{i} {}", "x".repeat(1000)));
+    }
+    // A reader that goes away.
+    let mut child = program(Some(&server), &["events"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let done = said(child.wait_with_output().unwrap());
+    assert_eq!((done.code, done.err.as_str()), (141, ""));
+    // A full disk.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let done = said(program(Some(&server), &["volume", "list"]).stdout(full).output().unwrap());
+    assert_eq!(done.code, 1);
+    assert_eq!(
+        done.err,
+        "error[E0005]: cannot write to standard output: No space left on device (os error 28)\n"
+    );
+    // Nowhere to complain.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let status = program(Some(&server), &["volume", "show", "none"]).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+    // Streams that are closed from the start.
+    let script = format!("{} volume list <&- >&- 2>&-", env!("CARGO_BIN_EXE_atoll"));
+    let status = Command::new("sh")
+        .args(["-c", &script])
+        .env("ATOLL_ENDPOINT", format!("unix://{}", server.socket().display()))
+        .status()
+        .unwrap();
+    assert!(matches!(status.code(), Some(0 | 1)), "{status}");
+}
+
+fn interrupt(child: &std::process::Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+}
+
+#[test]
+fn ctrl_c_ends_with_130_at_any_time() {
+    let server = TestServer::start();
+    server.state().delay = Duration::from_secs(30);
+    for words in [&["volume", "list"][..], &["volume", "create", "v", "1G"], &["top"]] {
+        let child = program(Some(&server), words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        interrupt(&child);
+        let begun = Instant::now();
+        let done = said(child.wait_with_output().unwrap());
+        assert_eq!(
+            (done.code, done.err.as_str()),
+            (130, "error[E0010]: interrupted\n"),
+            "{words:?}"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+    server.state().delay = Duration::ZERO;
+    let mut child = program(Some(&server), &["events", "--follow"]);
+    let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    server.fake.event("late", "seen while following");
+    std::thread::sleep(Duration::from_millis(1500));
+    interrupt(&child);
+    let done = said(child.wait_with_output().unwrap());
+    assert_eq!(done.code, 130);
+    assert!(done.out.contains("seen while following"), "{}", done.out);
+}
+
+fn image(dir: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn bad_images_are_refused_before_anything_is_created() {
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let import = |file: &str| run(&server, &["volume", "import", "new", file]);
+    let no_qemu = Command::new("qemu-img").arg("--version").output().is_err();
+    if no_qemu {
+        let done = import(&image(dir.path(), "a.raw", &[1; 4096]));
+        assert!(done.err.contains("error[E0006]: qemu-img is not installed"), "{}", done.err);
+        assert!(done.err.contains("hint: apt-get install qemu-utils"), "{}", done.err);
+        return;
+    }
+    let qemu = |words: &[&str]| {
+        let done = Command::new("qemu-img").args(words).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    let raw = image(dir.path(), "good.raw", &vec![7; 8 << 20]);
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (qcow2, cut, tail, child, vmdk) = (
+        path("a.qcow2"),
+        path("cut.qcow2"),
+        path("tail.qcow2"),
+        path("child.qcow2"),
+        path("a.vmdk"),
+    );
+    qemu(&["convert", "-O", "qcow2", "-f", "raw", &raw, &qcow2]);
+    qemu(&["create", "-q", "-f", "qcow2", "-b", &qcow2, "-F", "qcow2", &child]);
+    qemu(&["convert", "-O", "vmdk", "-f", "raw", &raw, &vmdk]);
+    let whole = std::fs::read(&qcow2).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(&tail, &whole[..whole.len() - 4096]).unwrap();
+    let torn = image(dir.path(), "torn.raw", &[7; 1000]);
+    let empty = image(dir.path(), "empty.raw", &[]);
+    for (file, code, word) in [
+        (path("none.raw"), 1, "No such file"),
+        (dir.path().display().to_string(), 1, "is not a file or block device"),
+        (torn, 1, "1000 bytes are not a multiple of 512"),
+        (empty, 1, "it is empty"),
+        (cut, 1, "it is cut short"),
+        (tail, 1, "it is cut short: 4096 bytes are missing"),
+        (child, 1, "it needs another file"),
+        (vmdk, 1, "format 'vmdk' is not raw or qcow2"),
+        ("-".into(), 2, "not from standard input"),
+    ] {
+        let done = import(&file);
+        assert_eq!(done.code, code, "{file}: {}", done.err);
+        assert!(done.err.contains(word), "{file}: {}", done.err);
+        assert!(done.err.lines().count() <= 2, "{file}: {}", done.err);
+    }
+    assert_eq!(server.state().made, 0, "nothing was created for any of them");
+    // A volume in use, one that is too small, and one that must exist.
+    good(&server, &["volume", "create", "vm1", "4MiB", "-q"]);
+    bad(
+        &server,
+        &["volume", "import", "absent", &raw, "--existing"],
+        3,
+        "error[E0201]: there is no volume 'absent'\nhint: atoll volume list\n",
+    );
+    let done = run(&server, &["volume", "import", "vm1", &raw]);
+    assert_eq!(done.code, 2);
+    assert!(done.err.contains("is larger (8.0 MiB) than volume vm1 (4.0 MiB)"), "{}", done.err);
+    server.state().used.push("vm1".into());
+    let done = run(&server, &["volume", "import", "vm1", &raw]);
+    assert_eq!(done.code, 4);
+    assert!(done.err.contains("volume vm1 is in use: 1 clients"), "{}", done.err);
+    // A new volume is removed again when the copy fails: this engine has no NBD socket.
+    let done = run(&server, &["volume", "import", "new", &raw]);
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("volume new was removed again"), "{}", done.err);
+    assert!(!server.state().volumes.contains_key("new"));
+    // An export never replaces a file unasked, and leaves nothing half done.
+    let done = run(&server, &["volume", "export", "vm1", &raw]);
+    assert_eq!(done.code, 1, "{}", done.err); // no NBD socket
+    assert_eq!(std::fs::metadata(&raw).unwrap().len(), 8 << 20);
+    assert!(
+        !std::fs::read_dir(dir.path())
+            .unwrap()
+            .any(|entry| { entry.unwrap().file_name().to_string_lossy().contains("partial") })
+    );
+}
+
+#[test]
+fn a_bad_configuration_is_refused_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("atoll.toml");
+    std::fs::write(&path, "[host]\nname = \"h\"\ncolour = 1\n").unwrap();
+    let file = path.display().to_string();
+    let done = said(program(None, &["serve", "--config", &file]).output().unwrap());
+    assert_eq!(done.code, 1);
+    assert_eq!(
+        done.err,
+        format!(
+            "error[E0003]: {file}:3: unknown key 'colour' in [host]\n\
+             hint: accepted: name, failure_domain, data_dir\n"
+        )
+    );
+    std::fs::write(&path, "[host]\nname = \"h\"\n").unwrap();
+    let done =
+        said(program(None, &["serve", "--config", &file, "--check-config"]).output().unwrap());
+    assert_eq!(done.code, 0, "{}", done.err);
+}
+
+#[test]
+fn manual_pages_can_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().display().to_string();
+    let done = said(program(None, &["man", "--dir", &target]).output().unwrap());
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(std::fs::read_dir(dir.path()).unwrap().count() > 30);
+}

@@ -1,0 +1,440 @@
+//! A made-up engine and a server in front of it, for tests of the REST server and the commands.
+//!
+//! The engine keeps volumes and policies in memory and follows the rules that its callers rely on
+//! (names taken, revisions, in use); nothing in it knows storage.
+
+#![allow(dead_code, reason = "each test program uses its own part of this")]
+#![allow(clippy::disallowed_methods, reason = "tests start threads")]
+
+use atoll::control::{Change, Control, Sample, Scope};
+use atoll::rest::listen::Listeners;
+use atoll_api::types::*;
+use atoll_api::{Code, Problem};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+
+/// The time of the made-up world: 2026-11-20T12:00:00Z.
+pub const NOW_MS: u64 = 1_795_176_000_000;
+
+#[derive(Default)]
+pub struct State {
+    pub volumes: BTreeMap<String, Volume>,
+    pub policies: BTreeMap<String, Policy>,
+    pub events: Vec<Event>,
+    /// Volumes with a client.
+    pub used: Vec<String>,
+    pub revision: u64,
+    pub paused: bool,
+    pub limit: u64,
+    /// Volumes made, deleted ones included.
+    pub made: u32,
+    pub level: Option<Level>,
+    /// Every call waits for so long.
+    pub delay: std::time::Duration,
+}
+
+/// The made-up engine. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Fake(pub Arc<Mutex<State>>);
+
+impl Fake {
+    pub fn new() -> Self {
+        let fake = Self::default();
+        let policy = Policy {
+            name: "default".into(),
+            failures_to_tolerate: 1,
+            method: Method::Mirror,
+            stripe_width: 1,
+            iops_limit: 0,
+        };
+        fake.0.lock().unwrap().policies.insert("default".into(), policy);
+        fake
+    }
+
+    async fn wait(&self) {
+        let delay = self.0.lock().unwrap().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    pub fn event(&self, kind: &str, message: &str) {
+        let mut state = self.0.lock().unwrap();
+        let id = NOW_MS * 1_000 + state.events.len() as u64 + 1;
+        state.events.push(Event {
+            id,
+            at: atoll_api::envelope::rfc3339(NOW_MS),
+            host: "host1".into(),
+            level: Level::Warning,
+            kind: kind.into(),
+            subject: "vm1".into(),
+            message: message.into(),
+        });
+    }
+}
+
+type Answer<T> = Result<T, Problem>;
+
+fn used(name: &str) -> Problem {
+    Problem::new(Code::InUse, format!("volume {name} is in use on host1"))
+        .hint(format!("atoll session list --volume {name}"))
+}
+
+impl Control for Fake {
+    fn unix_ms(&self) -> u64 {
+        NOW_MS
+    }
+    async fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+    async fn metrics(&self) -> Answer<Vec<Sample>> {
+        let labels = vec![("host", "host1".to_owned())];
+        Ok(vec![Sample { name: "atoll_up", help: "One.", counter: false, labels, value: 1.0 }])
+    }
+    async fn status(&self, scope: Scope) -> Answer<Status> {
+        let health = self.health(scope).await?;
+        let volumes = self.0.lock().unwrap().volumes.len() as u32;
+        Ok(Status {
+            cluster: self.cluster().await?,
+            health,
+            space: Space { capacity_bytes: 24 << 30, used_bytes: 12 << 30, free_bytes: 11 << 30 },
+            io: Io {
+                write_iops: 800,
+                write_bytes_per_second: 3_300_000,
+                write_latency_us: 1_500,
+                ..Io::default()
+            },
+            hosts_up: 3,
+            hosts: 3,
+            volumes,
+            volumes_degraded: 0,
+            volumes_inaccessible: 0,
+            resync_bytes_left: 3 << 29,
+            resync_seconds_left: Some(3_900),
+            checksum_errors: 0,
+        })
+    }
+    async fn cluster(&self) -> Answer<Cluster> {
+        self.wait().await;
+        Ok(Cluster {
+            id: "00000000000000c1".into(),
+            name: "demo".into(),
+            release: "0.1.0".into(),
+            answered_by: "host1".into(),
+            repair_delay_s: 3_600,
+            resync_floor_bytes: 1 << 20,
+        })
+    }
+    async fn health(&self, _: Scope) -> Answer<Health> {
+        match self.0.lock().unwrap().level {
+            None => Ok(Health { level: Level::Ok, checks: vec![] }),
+            Some(level) => Ok(Health {
+                level,
+                checks: vec![HealthCheck {
+                    name: "host-down".into(),
+                    level,
+                    message: "host host2 does not answer".into(),
+                    remedy: "start its daemon".into(),
+                }],
+            }),
+        }
+    }
+    async fn hosts(&self, _: Scope) -> Answer<Vec<Host>> {
+        let host = |number: u32| Host {
+            id: format!("{number:016x}"),
+            name: format!("host{number}"),
+            up: number != 3,
+            fault_domain: format!("rack{number}"),
+            api: format!("127.0.0.{}:8460", number + 1),
+            peers: vec![format!("127.0.0.{}:8461", number + 1)],
+            release: "0.1.0".into(),
+            groups: 1,
+            owned_volumes: 0,
+            space: Space::default(),
+            io: Io::default(),
+        };
+        Ok((1..=3).map(host).collect())
+    }
+    async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
+        if host != "host1" {
+            return Err(Problem::not_found("host", host));
+        }
+        Ok(vec![Disk {
+            host: "host1".into(),
+            path: "/dev/a".into(),
+            id: None,
+            size_bytes: 8 << 30,
+            state: DiskState::Foreign,
+            group: None,
+            detail: "ext4 file system".into(),
+        }])
+    }
+    async fn disk_wipe(&self, host: &str, request: DiskWipeRequest, _: Change) -> Answer<DiskWipe> {
+        let erased = "ext4 file system".into();
+        Ok(DiskWipe { host: host.into(), path: request.path, erased })
+    }
+    async fn groups(&self, _: Scope) -> Answer<Vec<Group>> {
+        Ok(vec![])
+    }
+    async fn group_create(&self, request: GroupCreate, _: Change) -> Answer<Group> {
+        let disk = &request.disks[0];
+        Err(Problem::new(Code::ForeignDisk, format!("disk '{disk}' holds foreign data: XFS"))
+            .hint(format!("atoll disk wipe {disk} erases it")))
+    }
+    async fn policies(&self) -> Answer<Vec<Policy>> {
+        Ok(self.0.lock().unwrap().policies.values().cloned().collect())
+    }
+    async fn policy_create(&self, policy: Policy, change: Change) -> Answer<Policy> {
+        let mut state = self.0.lock().unwrap();
+        if state.policies.contains_key(&policy.name) {
+            return Err(Problem::new(Code::Exists, format!("policy {} exists", policy.name)));
+        }
+        if !change.dry_run {
+            state.policies.insert(policy.name.clone(), policy.clone());
+        }
+        Ok(policy)
+    }
+    async fn policy_delete(&self, name: &str, _: Change) -> Answer<()> {
+        let removed = self.0.lock().unwrap().policies.remove(name);
+        removed.map(drop).ok_or_else(|| Problem::not_found("policy", name))
+    }
+    async fn policy_check(&self, name: &str, size_bytes: u64) -> Answer<PolicyCheck> {
+        let fits = size_bytes <= 10 << 30;
+        let why = if fits { "2 copies have room" } else { "2 hosts are needed, 1 has room" };
+        Ok(PolicyCheck {
+            policy: name.into(),
+            size_bytes,
+            fits,
+            raw_bytes: size_bytes * 2,
+            reasons: vec![why.into()],
+        })
+    }
+    async fn volumes(&self, _: Scope) -> Answer<Vec<Volume>> {
+        self.wait().await;
+        Ok(self.0.lock().unwrap().volumes.values().cloned().collect())
+    }
+    async fn volume(&self, name: &str) -> Answer<Volume> {
+        let found = self.0.lock().unwrap().volumes.get(name).cloned();
+        found.ok_or_else(|| Problem::not_found("volume", name))
+    }
+    async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
+        self.wait().await;
+        let policy = request.policy.unwrap_or_else(|| "default".into());
+        let mut state = self.0.lock().unwrap();
+        if !state.policies.contains_key(&policy) {
+            return Err(Problem::not_found("policy", &policy));
+        }
+        if state.volumes.contains_key(&request.name) {
+            let detail = format!("a volume named '{}' exists already", request.name);
+            return Err(Problem::new(Code::Exists, detail).hint("atoll volume list"));
+        }
+        if request.size_bytes > 10 << 40 {
+            let detail = "policy default needs 2 hosts with room, 0 have it";
+            return Err(Problem::new(Code::CannotPlace, detail).hint("add 2 hosts"));
+        }
+        state.revision += 1;
+        let volume = Volume {
+            name: request.name.clone(),
+            id: format!("{:016x}", state.revision),
+            size_bytes: request.size_bytes,
+            used_bytes: 0,
+            policy,
+            failures_to_tolerate: 1,
+            state: VolumeState::Healthy,
+            owner: Some("host1".into()),
+            epoch: 1,
+            sessions: 0,
+            created_at: atoll_api::envelope::rfc3339(NOW_MS),
+            revision: state.revision,
+            io: Io::default(),
+            exports: vec![],
+        };
+        if !change.dry_run {
+            state.made += 1;
+            state.volumes.insert(request.name, volume.clone());
+        }
+        Ok(volume)
+    }
+    async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
+        let mut state = self.0.lock().unwrap();
+        state.revision += 1;
+        let revision = state.revision;
+        let volume =
+            state.volumes.get_mut(name).ok_or_else(|| Problem::not_found("volume", name))?;
+        if change.if_revision.is_some_and(|wanted| wanted != volume.revision) {
+            return Err(Problem::new(Code::Changed, format!("volume {name} has changed")));
+        }
+        let size = patch.size_bytes.expect("the server checks it");
+        if size < volume.size_bytes && !patch.shrink {
+            return Err(Problem::new(Code::WouldRiskData, "the new size is below the present one")
+                .hint("--shrink"));
+        }
+        let mut changed = volume.clone();
+        changed.size_bytes = size;
+        changed.revision = revision;
+        if !change.dry_run {
+            *volume = changed.clone();
+        }
+        Ok(changed)
+    }
+    async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
+        let mut state = self.0.lock().unwrap();
+        let volume = state.volumes.get(name).ok_or_else(|| Problem::not_found("volume", name))?;
+        if change.if_revision.is_some_and(|wanted| wanted != volume.revision) {
+            return Err(Problem::new(Code::Changed, format!("volume {name} has changed")));
+        }
+        if state.used.iter().any(|used| used == name) {
+            return Err(used(name));
+        }
+        if !change.dry_run {
+            state.volumes.remove(name);
+        }
+        Ok(())
+    }
+    async fn placement(&self, name: &str) -> Answer<Placement> {
+        let volume = self.volume(name).await?;
+        Ok(Placement {
+            volume: volume.name,
+            object: volume.id,
+            size_bytes: volume.size_bytes,
+            owner: volume.owner,
+            epoch: 1,
+            members: vec![Member {
+                leg: 0,
+                component: "00000000000000aa".into(),
+                host: "host1".into(),
+                group: "00000000000000bb".into(),
+                fault_domain: "rack1".into(),
+                state: MemberState::Active,
+                absent_since: None,
+                rebuild_at: None,
+            }],
+            reasons: vec!["leg 0: the host that uses it is here".into()],
+        })
+    }
+    async fn resync(&self, _: Scope) -> Answer<Resync> {
+        let state = self.0.lock().unwrap();
+        Ok(Resync {
+            paused: state.paused,
+            limit_bytes_per_second: state.limit,
+            bytes_left: 1 << 30,
+            bytes_per_second: 100_000_000,
+            seconds_left: Some(10),
+            items: vec![],
+        })
+    }
+    async fn resync_patch(&self, patch: ResyncPatch, _: Change) -> Answer<Resync> {
+        {
+            let mut state = self.0.lock().unwrap();
+            state.paused = patch.paused.unwrap_or(state.paused);
+            state.limit = patch.limit_bytes_per_second.unwrap_or(state.limit);
+        }
+        self.resync(Scope::Cluster).await
+    }
+    async fn scrubs(&self, _: Scope) -> Answer<Vec<Scrub>> {
+        Ok(vec![Scrub {
+            group: "00000000000000bb".into(),
+            host: "host1".into(),
+            running: true,
+            blocks_checked: 50,
+            blocks_total: 200,
+            blocks_bad: 0,
+        }])
+    }
+    async fn scrub_start(&self, _: ScrubStart, scope: Scope, _: Change) -> Answer<Vec<Scrub>> {
+        self.scrubs(scope).await
+    }
+    async fn scrub_stop(&self, _: Option<&str>, _: Scope, _: Change) -> Answer<()> {
+        Ok(())
+    }
+    async fn tasks(&self, _: Scope) -> Answer<Vec<Task>> {
+        let task = |id: &str, state, percent| Task {
+            id: id.into(),
+            kind: "resync".into(),
+            subject: "vm1".into(),
+            state,
+            percent,
+            message: "it said so".into(),
+            started_at: atoll_api::envelope::rfc3339(NOW_MS),
+            ended_at: None,
+        };
+        Ok(vec![
+            task("bad", TaskState::Failed, 20),
+            task("good", TaskState::Done, 100),
+            task("long", TaskState::Running, 50),
+        ])
+    }
+    async fn events(&self, _: Scope, since: u64) -> Answer<Vec<Event>> {
+        let state = self.0.lock().unwrap();
+        Ok(state.events.iter().filter(|event| event.id > since).cloned().collect())
+    }
+    async fn sessions(&self, _: Scope, volume: Option<&str>) -> Answer<Vec<Session>> {
+        let state = self.0.lock().unwrap();
+        let wanted = state.used.iter().filter(|name| volume.is_none_or(|volume| volume == *name));
+        let session = |name: &String| Session {
+            volume: name.clone(),
+            host: "host1".into(),
+            protocol: "nbd".into(),
+            peer: "unix".into(),
+            since: atoll_api::envelope::rfc3339(NOW_MS),
+            reads: 1,
+            writes: 2,
+            in_flight: 0,
+        };
+        Ok(wanted.map(session).collect())
+    }
+}
+
+/// A running server; it stops when this is dropped.
+pub struct TestServer {
+    pub fake: Fake,
+    pub tcp: SocketAddr,
+    pub socket: PathBuf,
+    stop: watch::Sender<bool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl TestServer {
+    pub fn start() -> Self {
+        let fake = Fake::new();
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let (stop, stopped) = watch::channel(false);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (control, path) = (fake.clone(), socket.clone());
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let any = "127.0.0.1:0".parse().unwrap();
+                let listeners = Listeners::bind(Some(any), Some(&path)).await.unwrap();
+                sender.send(listeners.tcp_address().unwrap()).unwrap();
+                listeners.serve(control, stopped).await;
+            });
+        });
+        let tcp = receiver.recv().unwrap();
+        Self { fake, tcp, socket, stop, thread: Some(thread), _dir: dir }
+    }
+
+    pub fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.fake.0.lock().unwrap()
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the server panicked");
+        }
+    }
+}
