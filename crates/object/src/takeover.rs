@@ -265,11 +265,13 @@ fn settle<W: World, S: Components>(
                     sometimes!("takeover.drops_an_unreachable_member");
                     member.state = MemberState::Absent { since: watermark, at_ms, lost };
                 }
-                // It lacks what is known to be committed: its disk has lost writes that it had
-                // acknowledged. It has all below what it knows to be committed itself.
+                // It lacks what is known to be committed: its disk has lost the end of what it had
+                // acknowledged, and has all below what it knows to be committed itself. One that
+                // is doubtful may lack anything.
                 (MemberState::Active, Some(a)) if !sound(a) && any_sound => {
                     sometimes!("takeover.drops_a_stale_member");
-                    let since = a.promise.committed.min(a.promise.newest);
+                    let own = a.promise.committed.min(a.promise.newest);
+                    let since = if a.doubtful { Seq(0) } else { own };
                     member.state = MemberState::Absent { since, at_ms, lost };
                 }
                 (MemberState::Resyncing { from }, _)
@@ -346,9 +348,8 @@ async fn roll_forward<W: World, S: Components>(
                 }
             }
             if answer.doubtful {
-                let since = answer.promise.committed;
                 for other in &active {
-                    chunks.extend(owner.chunks_since(&End::of(other), since).await?);
+                    chunks.extend(owner.chunks_since(&End::of(other), Seq(0)).await?);
                 }
             }
         }

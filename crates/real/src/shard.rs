@@ -108,12 +108,11 @@ impl<D: Directory> World for RealWorld<D> {
 /// # Errors
 /// No runtime can be made (no file descriptors left).
 pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let local = tokio::task::LocalSet::new();
-    let out = local.block_on(&runtime, main);
-    // Tasks own sockets and rings that are registered with the runtime: they go first.
-    drop(local);
-    Ok(out)
+    // Not a `LocalSet` on a runtime: a task that I/O wakes would go through a lock and write to
+    // the runtime's eventfd each time.
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
+    Ok(runtime.block_on(main))
 }
 
 /// A thread that runs a shard.

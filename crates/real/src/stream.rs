@@ -1,13 +1,14 @@
 //! Byte streams of clients: TCP and Unix sockets, and where to listen for them.
 
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use tokio::io::Interest;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use std::pin::Pin;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
 use crate::limits::WRITE_PIECES_MAX;
 
@@ -22,10 +23,21 @@ enum Socket {
     Unix(UnixStream),
 }
 
-/// Both halves share the socket; it closes with the last of them.
-pub struct StreamRead(Rc<Socket>);
-/// See [`StreamRead`].
-pub struct StreamWrite(Rc<Socket>);
+/// The receiving half; the socket closes with the last of both.
+pub enum StreamRead {
+    /// Over TCP.
+    Tcp(tcp::OwnedReadHalf),
+    /// Over a Unix socket.
+    Unix(unix::OwnedReadHalf),
+}
+
+/// The sending half.
+pub enum StreamWrite {
+    /// Over TCP.
+    Tcp(tcp::OwnedWriteHalf),
+    /// Over a Unix socket.
+    Unix(unix::OwnedWriteHalf),
+}
 
 impl RealStream {
     /// A client over TCP.
@@ -50,44 +62,47 @@ impl ByteStream for RealStream {
     type Read = StreamRead;
     type Write = StreamWrite;
     fn split(self) -> (StreamRead, StreamWrite) {
-        let socket = Rc::new(self.socket);
-        (StreamRead(socket.clone()), StreamWrite(socket))
+        match self.socket {
+            Socket::Tcp(stream) => {
+                let (read, write) = stream.into_split();
+                (StreamRead::Tcp(read), StreamWrite::Tcp(write))
+            }
+            Socket::Unix(stream) => {
+                let (read, write) = stream.into_split();
+                (StreamRead::Unix(read), StreamWrite::Unix(write))
+            }
+        }
     }
     fn peer(&self) -> String {
         self.peer.clone()
     }
 }
 
-impl Socket {
-    async fn ready(&self, interest: Interest) -> io::Result<()> {
-        match self {
-            Self::Tcp(s) => s.ready(interest).await?,
-            Self::Unix(s) => s.ready(interest).await?,
-        };
-        Ok(())
-    }
-    fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(s) => s.try_read(into),
-            Self::Unix(s) => s.try_read(into),
-        }
-    }
-    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(s) => s.try_write_vectored(slices),
-            Self::Unix(s) => s.try_write_vectored(slices),
-        }
+impl ByteRead for StreamRead {
+    /// A read that fills less than was offered is known to be the last for now: no second call
+    /// only to be told so.
+    async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut into = ReadBuf::new(into);
+        poll_fn(|cx| match self {
+            Self::Tcp(half) => Pin::new(half).poll_read(cx, &mut into),
+            Self::Unix(half) => Pin::new(half).poll_read(cx, &mut into),
+        })
+        .await?;
+        Ok(into.filled().len())
     }
 }
 
-impl ByteRead for StreamRead {
-    async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            self.0.ready(Interest::READABLE).await?;
-            match self.0.try_read(into) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
-            }
+impl StreamWrite {
+    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(half) => half.try_write_vectored(slices),
+            Self::Unix(half) => half.try_write_vectored(slices),
+        }
+    }
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(half) => half.writable().await,
+            Self::Unix(half) => half.writable().await,
         }
     }
 }
@@ -99,11 +114,11 @@ impl ByteWrite for StreamWrite {
         // An empty piece at the front would look like the end of the stream.
         IoSlice::advance_slices(&mut rest, 0);
         while !rest.is_empty() {
-            match self.0.try_write(&rest[..rest.len().min(WRITE_PIECES_MAX)]) {
+            match self.try_write(&rest[..rest.len().min(WRITE_PIECES_MAX)]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => IoSlice::advance_slices(&mut rest, n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.0.ready(Interest::WRITABLE).await?;
+                    self.writable().await?;
                 }
                 Err(e) => return Err(e),
             }
