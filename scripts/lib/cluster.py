@@ -5,7 +5,9 @@ Everything goes through the same commands that a user types, so whoever uses thi
 
 import json
 import os
+import random
 import signal
+import socket
 import time
 
 from process import CommandFailed, alive, end_pid, run, wait_until
@@ -20,14 +22,39 @@ ATOLL = os.environ.get("ATOLL_BIN") or os.path.join(
 READY_S = 30.0  # hosts must serve this long after a start
 
 
+DEFAULT_PORT = 8460  # as `atoll dev` has it
+
+
+def ports_are_free(base, count=2):
+    """Whether nobody listens on `count` ports from `base` on, on any address that hosts use."""
+    for port in range(base, base + count):
+        for address in ("0.0.0.0", "127.0.0.2", "127.0.0.3", "127.0.0.4"):
+            with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    s.bind((address, port))
+                except OSError:
+                    return False
+    return True
+
+
+def free_ports():
+    """A base port that can be used at this moment: chance, so that parallel runs differ."""
+    while True:
+        base = random.SystemRandom().randrange(20000, 30000)
+        if ports_are_free(base):
+            return base
+
+
 class Cluster:
     """`hosts` processes with file-backed disks below `directory`; ended by `stop` or the stack."""
 
     def __init__(self, stack, directory, hosts=3, disk_size="8GiB", base_port=None, keep=False):
         self.directory, self.hosts = directory, hosts
         self.argv = ["dev", "--hosts", str(hosts), "--dir", directory, "--disk-size", disk_size]
-        if base_port:
-            self.argv += ["--base-port", str(base_port)]
+        if base_port is None:
+            base_port = DEFAULT_PORT if ports_are_free(DEFAULT_PORT) else free_ports()
+        self.argv += ["--base-port", str(base_port)]
         self.keep = keep
         stack.callback(self.end)
 
@@ -35,6 +62,11 @@ class Cluster:
         """Starts every host and waits until all of them serve."""
         self.tool(*self.argv, "--detach", timeout_s=timeout_s)
         self.wait_serving(timeout_s=READY_S)
+        wait_until("every host's space to be known", self._space_known, READY_S, 0.1)
+
+    def _space_known(self):
+        groups = self.get("group", "list")
+        return len(groups) >= self.hosts and all(g["space"]["free_bytes"] for g in groups)
 
     def end(self):
         """Takes everything down again, by the recorded pids if the command cannot."""

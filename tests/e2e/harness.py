@@ -7,10 +7,8 @@ test are kept under target/test-logs/e2e/<test>.
 
 import glob
 import os
-import random
 import re
 import shutil
-import socket
 import sys
 import unittest
 
@@ -18,7 +16,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 REPOSITORY = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(REPOSITORY, "scripts", "lib"))
 
-from cluster import ATOLL, Cluster  # noqa: E402
+from cluster import ATOLL, Cluster, free_ports  # noqa: E402
 from process import Stack, alive, run, wait_until  # noqa: E402
 
 __all__ = [
@@ -36,23 +34,6 @@ __all__ = [
 LOGS = os.path.join(
     os.environ.get("CARGO_TARGET_DIR", os.path.join(REPOSITORY, "target")), "test-logs", "e2e"
 )
-
-
-def free_ports(count=16):
-    """The first of `count` consecutive ports that nobody uses at this moment."""
-    while True:
-        base = random.SystemRandom().randrange(20000, 30000)
-        taken = False
-        for port in range(base, base + count):
-            for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"):
-                with socket.socket() as s:
-                    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        s.bind((address, port))
-                    except OSError:
-                        taken = True
-        if not taken:
-            return base
 
 
 class ClusterTest(unittest.TestCase):
