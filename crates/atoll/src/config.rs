@@ -267,7 +267,10 @@ impl Reader {
         let source = Source { path, text: &text };
         let table = DeTable::parse(&text).map_err(|e| {
             let place = e.span().map_or_else(|| shown.to_string(), |span| source.at(span.start));
-            bad(format!("{place}: is not TOML: {}", e.message()))
+            let near = e.span().and_then(|span| text.get(span)).unwrap_or_default().trim();
+            let near =
+                if near.is_empty() { String::new() } else { format!(" near {}", show(near)) };
+            bad(format!("{place}: is not TOML: {}{near}", e.message()))
         })?;
         self.table(&source, "", table.get_ref())
     }
@@ -769,7 +772,11 @@ mod tests {
             "atoll.toml:2: unknown key 'hosts'",
             "did you mean 'host'? accepted: host, network, directory, io, frontends, log, group",
         ),
-        ("[host]\nname = \"a\"\nname = \"b\"\n", "atoll.toml:3: is not TOML: duplicate key", ""),
+        (
+            "[host]\nname = \"a\"\nname = \"b\"\n",
+            "atoll.toml:3: is not TOML: duplicate key near 'name'",
+            "",
+        ),
         ("[host\n", "atoll.toml:1: is not TOML: unclosed table, expected `]`", ""),
         ("[host]\nname = 5\n", "atoll.toml:2: host.name: 5 is not text", "accepted: text"),
         (

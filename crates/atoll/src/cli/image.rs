@@ -24,11 +24,18 @@ use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
 /// Requests that qemu-img keeps in flight.
 const PARALLEL: &str = "8";
+/// How long our own client may still be seen after it has ended: its requests are being finished.
+const OURS_LEAVES: Duration = Duration::from_secs(10);
+/// How long somebody else's client may take to go before the volume counts as in use.
+const OTHERS_LEAVE: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Bytes of qemu-img's messages that are kept.
 const SAID_MAX: usize = 4096;
 /// Bytes of qemu-img's answers (information, checks) that are read.
@@ -149,6 +156,8 @@ pub async fn import(context: &Context, asked: Import) -> Run {
     }
     let copied = copy_in(context, &asked, &image, &volume, created).await;
     if copied.is_err() {
+        // Our own client is on its way out; until it has gone, the volume is in use.
+        let _ = clients(context, &asked.name, OURS_LEAVES).await;
         if created {
             let call = Call::of(Method::DELETE, format!("{PREFIX}{path}"));
             match context.client.bytes(call).await {
@@ -306,6 +315,23 @@ async fn find(context: &Context, path: &str) -> Result<types::Volume, Problem> {
     Ok(context.client.item::<types::Volume>(call).await?.item)
 }
 
+/// Clients of a volume that stay: one that is leaving is waited for.
+async fn clients(
+    context: &Context,
+    volume: &str,
+    wait: Duration,
+) -> Result<Vec<types::Session>, Problem> {
+    let deadline = tokio::time::Instant::now() + wait;
+    loop {
+        let call = Call::get(format!("{PREFIX}/sessions?volume={volume}"));
+        let sessions: List<types::Session> = context.client.list(call).await?;
+        if sessions.items.is_empty() || tokio::time::Instant::now() > deadline {
+            return Ok(sessions.items);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
 /// Whether the image may be copied into an existing volume.
 async fn check_target(
     context: &Context,
@@ -314,12 +340,11 @@ async fn check_target(
     file: &Path,
 ) -> Run {
     let name = &volume.name;
-    let call = Call::get(format!("{PREFIX}/sessions?volume={name}"));
-    let sessions: List<types::Session> = context.client.list(call).await?;
-    if let Some(session) = sessions.items.first() {
+    let sessions = clients(context, name, OTHERS_LEAVE).await?;
+    if let Some(session) = sessions.first() {
         let detail = format!(
             "volume {name} is in use: {} clients, the first on host {}",
-            sessions.items.len(),
+            sessions.len(),
             session.host
         );
         let hint = format!("atoll session list --volume {name}");

@@ -164,7 +164,6 @@ impl Plan {
              [network]\napi = \"{address}:{port}\"\napi_socket = \"{own}/api.sock\"\n\
              peer = [\"{address}:{peer}\"]\n\n\
              [directory]\nkind = \"embedded\"\nsocket = \"{directory}\"\n\n\
-             [io]\nbackend = \"{backend}\"\n\n\
              [frontends]\nnbd = {{ unix = \"{own}/nbd.sock\" }}\n",
             name = host.name,
             own = host.dir.display(),
@@ -172,8 +171,10 @@ impl Plan {
             port = host.base_port,
             peer = host.base_port + 1,
             directory = self.directory_socket().display(),
-            backend = self.backend,
         );
+        if self.backend != "auto" {
+            let _ = write!(text, "\n[io]\nbackend = \"{}\"\n", self.backend);
+        }
         for disk in &host.disks {
             let _ = write!(text, "\n[[group]]\ndisks = [\"{}\"]\n", disk.display());
         }

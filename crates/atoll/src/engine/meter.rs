@@ -131,8 +131,7 @@ impl Meter {
 
 /// The sum of two loads; latencies are means, weighted by operations.
 pub fn add(a: Io, b: Io) -> Io {
-    let mean =
-        |x: u64, n: u64, y: u64, m: u64| if n + m == 0 { 0 } else { (x * n + y * m) / (n + m) };
+    let mean = |x, n, y, m| u64::checked_div(x * n + y * m, n + m).unwrap_or(0);
     Io {
         read_iops: a.read_iops + b.read_iops,
         write_iops: a.write_iops + b.write_iops,
