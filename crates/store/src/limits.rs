@@ -58,8 +58,9 @@ pub const BACKGROUND_DEPTH: usize = 16;
 /// Log reads of destage are joined over gaps of so many blocks.
 pub const READ_GAP_BLOCKS: u32 = 4;
 
-/// The log may be so full, of 255, before destage starts while guests write.
-pub const FILL_DESTAGE: u8 = 24;
+/// The log may be a quarter full before destage starts while guests write: bursts go to the log
+/// alone, and blocks that are overwritten soon never leave it. Of 255.
+pub const FILL_DESTAGE: u8 = 64;
 /// From here on destage does not pause: half full.
 pub const FILL_URGENT: u8 = 128;
 /// From here on writers are slowed: 60 %.
