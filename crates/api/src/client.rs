@@ -398,7 +398,11 @@ mod tests {
         let call = Call::of(Method::POST, "/api/v1/volumes").json(&"it's").header("if-match", "1");
         assert_eq!(
             call.to_curl(&Endpoint::Unix("/run/a b.sock".into())),
-            r#"curl -sS --unix-socket '/run/a b.sock' -X POST -H 'if-match: 1' -H 'Content-Type: application/json' -d '"it'\''s"' 'http://localhost/api/v1/volumes'"#
+            concat!(
+                "curl -sS --unix-socket '/run/a b.sock' -X POST -H 'if-match: 1' ",
+                "-H 'Content-Type: application/json' ",
+                r#"-d '"it'\''s"' 'http://localhost/api/v1/volumes'"#,
+            )
         );
         assert_eq!(escape("a/b c%\u{e9}"), "a%2Fb%20c%25%C3%A9");
     }

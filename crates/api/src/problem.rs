@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! codes {
-    ($($(#[$doc:meta])+ $name:ident = $number:literal, $status:literal, $exit:literal, $title:literal;)*) => {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident = $number:literal, $status:literal, $exit:literal, $title:literal;
+    )*) => {
         /// What went wrong: things that a caller would do something different about.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub enum Code {

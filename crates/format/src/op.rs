@@ -105,9 +105,10 @@ impl BlockRange {
     /// Whether it lies inside one chunk and is not empty.
     pub fn is_valid(self) -> bool {
         self.count >= 1
-            && self.start.checked_add(u32::from(self.count)).is_some_and(|end| {
-                (end - 1) / crate::units::BLOCKS_PER_CHUNK == self.chunk()
-            })
+            && self
+                .start
+                .checked_add(u32::from(self.count))
+                .is_some_and(|end| (end - 1) / crate::units::BLOCKS_PER_CHUNK == self.chunk())
     }
 }
 

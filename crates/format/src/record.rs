@@ -11,7 +11,9 @@
 //! Every record carries `version`; unknown fields are refused, so that an old program never
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
 
-use crate::id::{ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
+use crate::id::{
+    ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
+};
 use crate::units::{CHUNK, COMPONENT_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -451,7 +453,8 @@ mod tests {
         let bytes = encode(&object(1, CHUNK));
         let back: ObjectRecord = decode("objects/x", &bytes).unwrap();
         assert_eq!(back, object(1, CHUNK));
-        let newer = String::from_utf8(bytes.clone()).unwrap().replace("\"version\":1", "\"version\":2");
+        let newer =
+            String::from_utf8(bytes.clone()).unwrap().replace("\"version\":1", "\"version\":2");
         let error = decode::<ObjectRecord>("objects/x", newer.as_bytes()).unwrap_err();
         assert!(error.contains("objects/x") && error.contains("version 2"), "{error}");
         let extra = String::from_utf8(bytes).unwrap().replace("\"nonce\":0", "\"nonce\":0,\"x\":1");

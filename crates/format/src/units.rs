@@ -52,7 +52,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "p" | "pib" => 50,
         other => {
             return Err(format!(
-                "'{text}' is not a size: unit '{other}' is unknown (use k, M, G, T or KiB, MiB, GiB, TiB)"
+                "'{text}' is not a size: unit '{other}' is unknown \
+                 (use k, M, G, T or KiB, MiB, GiB, TiB)"
             ));
         }
     };

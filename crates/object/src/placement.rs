@@ -1142,7 +1142,8 @@ mod tests {
         let refusal = place(&hosts, &policy(3, 1), G, None, 1).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "policy needs 4 fault domains for 4 copies, 1 is usable: host2 has no disk group, host3 \
+            "policy needs 4 fault domains for 4 copies, 1 is usable: host2 has no disk group, \
+             host3 \
              has only failed disk groups, host4 is in maintenance; bring back host4, or add 3 \
              hosts, or use a policy with failures_to_tolerate 0"
         );
@@ -1484,8 +1485,12 @@ mod tests {
                     prop_assert!(!refusal.to_string().is_empty());
                     for remedy in &refusal.remedies {
                         let tried = match remedy {
-                            Remedy::Tolerate(ftt) => Policy { failures_to_tolerate: *ftt, ..policy.clone() },
-                            Remedy::Stripe(width) => Policy { stripe_width: *width, ..policy.clone() },
+                            Remedy::Tolerate(ftt) => {
+                                Policy { failures_to_tolerate: *ftt, ..policy.clone() }
+                            }
+                            Remedy::Stripe(width) => {
+                                Policy { stripe_width: *width, ..policy.clone() }
+                            }
                             _ => continue,
                         };
                         prop_assert!(place(&hosts, &tried, size, None, 0).is_ok(), "{}", remedy);
@@ -1511,7 +1516,11 @@ mod tests {
                 .map(|h| HostView {
                     alive: true,
                     maintenance: false,
-                    groups: h.groups.iter().map(|g| GroupView { healthy: true, ..g.clone() }).collect(),
+                    groups: h
+                        .groups
+                        .iter()
+                        .map(|g| GroupView { healthy: true, ..g.clone() })
+                        .collect(),
                     ..h.clone()
                 })
                 .collect();
@@ -1522,7 +1531,9 @@ mod tests {
             let record = object_on(&policy, chunks * CHUNK, &legs);
             let gone = record.legs[0].members[which];
             let stays = record.legs[0].members[1 - which];
-            let domain = |id: HostId| &hosts.iter().find(|h| h.id == id).expect("known").fault_domain;
+            let domain = |id: HostId| {
+                &hosts.iter().find(|h| h.id == id).expect("known").fault_domain
+            };
             let fits = |host: &HostView, g: &GroupView| {
                 host.alive && !host.maintenance && g.healthy && g.id != gone.group
                     && g.free_bytes >= chunks * CHUNK && &host.fault_domain != domain(stays.host)

@@ -104,7 +104,8 @@ fn at_depth_the_slowest_queue_sets_the_rate() {
     let writes = 20_000;
     let (took, _) = rig(writes, 64);
     let per_write = took.0 as f64 / writes as f64;
-    // A write and a flush hold one of 16 channels for 16.4 us together: 1.02 us each; the link takes
+    // A write and a flush hold one of 16 channels for 16.4 us together: 1.02 us each; the link
+    // takes
     // 1.331 us, the disk's bus 4096 B at 3 B/ns = 1.365 us: it is the slowest.
     assert!((1365.0..1370.0).contains(&per_write), "{per_write}");
 }

@@ -7,7 +7,8 @@
 //!
 //! Rules without a flaw of their own in here: "one change in flight" (R12) is built into the model;
 //! "a lease is held" at promotion (R14) is covered by the lease check of every read (R13). R22 is
-//! this file. `cargo test -p atoll-sim --test protocol_rules -- --nocapture` prints traces and counts.
+//! this file. `cargo test -p atoll-sim --test protocol_rules -- --nocapture` prints traces and
+//! counts.
 
 use atoll_sim::model::{Budget, Config, Outcome, Rule, Rules, Start, Wrong, check, walk};
 use atoll_sim::model::{lease, ticket};

@@ -52,7 +52,11 @@ pub enum FormatError {
         devices: usize,
     },
     /// Too small to hold log, metadata and data.
-    #[error("device {device} is too small: {}, at least {} are needed", iec(*.len_bytes), iec(*.min_bytes))]
+    #[error(
+        "device {device} is too small: {}, at least {} are needed",
+        iec(*.len_bytes),
+        iec(*.min_bytes)
+    )]
     TooSmall {
         /// Which, by its place in the list.
         device: usize,
@@ -62,7 +66,12 @@ pub enum FormatError {
         min_bytes: u64,
     },
     /// The log does not fit, or has fewer than four segments.
-    #[error("a log of {} does not fit: between {} and {} are possible", iec(*.log_bytes), iec(*.min_bytes), iec(*.max_bytes))]
+    #[error(
+        "a log of {} does not fit: between {} and {} are possible",
+        iec(*.log_bytes),
+        iec(*.min_bytes),
+        iec(*.max_bytes)
+    )]
     LogSize {
         /// What was asked for.
         log_bytes: u64,
@@ -73,7 +82,8 @@ pub enum FormatError {
     },
     /// It carries a label of ours.
     #[error(
-        "device {device} already belongs to group {group} of cluster {cluster}; `atoll disk wipe` erases it"
+        "device {device} already belongs to group {group} of cluster {cluster}; \
+         `atoll disk wipe` erases it"
     )]
     Ours {
         /// Which device.

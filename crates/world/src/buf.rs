@@ -20,7 +20,8 @@ const POOL_BYTES_MAX: usize = 32 << 20;
 const CLASSES: usize = 11;
 
 thread_local! {
-    static POOL: RefCell<[Vec<Memory>; CLASSES]> = const { RefCell::new([const { Vec::new() }; CLASSES]) };
+    static POOL: RefCell<[Vec<Memory>; CLASSES]> =
+        const { RefCell::new([const { Vec::new() }; CLASSES]) };
 }
 
 /// Owned, zero-initialised at birth, 4 KiB-aligned memory.

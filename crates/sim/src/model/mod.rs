@@ -13,7 +13,8 @@
 //! models of its own: [`lease`] (R10) and [`ticket`] (R21).
 //!
 //! Limits: bounded budgets ([`Budget`]); first in, first out within a session is assumed of the
-//! transport, for copies only where a configuration says so ([`Config::lanes`]); a member's restart is one step; time is abstract (`step.rs`); visited states are
+//! transport, for copies only where a configuration says so ([`Config::lanes`]); a member's
+//! restart is one step; time is abstract (`step.rs`); visited states are
 //! kept as 64-bit fingerprints, so that a state is missed with a chance of about n^2 / 2^65.
 
 mod checker;
