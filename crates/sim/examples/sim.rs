@@ -22,6 +22,7 @@ fn main() {
             "--seed" => one = Some(number(&value())),
             "--time" => time = Some(Duration::from_secs(number(&value()))),
             "--ops" => options.ops = number(&value()),
+            "--polls" => options.polls_max = number(&value()),
             "--hosts" => options.hosts = Some(number(&value()) as u16),
             "--faults" => options.faults = FaultSet::parse(&value()).unwrap_or_else(|e| fail(&e)),
             "--trace" => options.trace = true,

@@ -22,7 +22,7 @@ use atoll_format::record::{
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_node::{Node, NodeConfig};
 use atoll_object::message::{Reply, Request};
-use atoll_world::components::{Components, StoreError};
+use atoll_world::components::Components;
 use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::Volumes;
 use atoll_world::{Nanos, World};
@@ -42,13 +42,26 @@ pub trait Storage: Clone + 'static {
         disks: Vec<SimDisk>,
         world: SimWorld,
     ) -> impl Future<Output = Result<Vec<(Self::Store, GroupRecord)>, String>>;
-    /// What is wrong with a store that is at rest, if anything.
-    fn check(&self, store: &Self::Store) -> impl Future<Output = Result<(), String>>;
+    /// Hosts whose disks an administrator has had to replace, because nothing could be made of
+    /// them any more.
+    fn replaced(&self) -> Vec<u16>;
+    /// Why a store is out of use, if it is.
+    fn failed(&self, store: &Self::Store) -> Option<String>;
+    /// Compares everything that a running store counts with what it counts.
+    fn audit(&self, store: &Self::Store) -> Result<(), String>;
+    /// Walks the disks of a host that is down; returns how many blocks are bad.
+    fn check(
+        &self,
+        disks: Vec<SimDisk>,
+        world: SimWorld,
+    ) -> impl Future<Output = Result<u64, String>>;
 }
 
 /// After healing, the time within which all I/O ends and all objects become healthy: the longest
 /// hold of a client, a takeover, and a resync of everything.
 pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
+/// Time within which a damaged block is made good once it is found.
+const MEND_MAX: Nanos = Nanos::from_secs(90);
 /// Time in which things go wrong, at most.
 const TROUBLE_MAX: Nanos = Nanos::from_secs(60);
 /// Id of host 0.
@@ -71,20 +84,23 @@ impl ClusterSpec {
     /// By chance, for `hosts` hosts.
     pub fn of_seed(seed: u64, hosts: u16, ops: u64) -> Self {
         let mut rng = Rng::named(seed, "cluster");
-        let policy = |rng: &mut Rng| {
+        let policy = |rng: &mut Rng, chunks: u64| {
             let copies = match rng.below(10) {
                 0..8 => 2,
                 _ => 3.min(hosts),
             };
             Policy {
                 failures_to_tolerate: (copies - 1) as u8,
-                stripe_width: rng.within(1, 3) as u8,
+                stripe_width: rng.within(1, 3).min(chunks) as u8,
                 ..Policy::DEFAULT
             }
         };
         let count = rng.within(1, 2) as usize;
-        let volumes: Vec<_> =
-            (0..count).map(|_| (rng.within(2, 6) * CHUNK, policy(&mut rng))).collect();
+        let mut volumes = Vec::new();
+        for _ in 0..count {
+            let chunks = rng.within(1, 6);
+            volumes.push((chunks * CHUNK, policy(&mut rng, chunks)));
+        }
         let mut clients = Vec::new();
         for volume in 0..count {
             let mix = Mix::of(&mut rng);
@@ -209,9 +225,7 @@ impl<T: Storage> Cluster<T> {
         };
         let node = Node::start(world.clone(), config, groups);
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
-        if world_is_recording(&self) {
-            world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
-        }
+        world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
         while !self.0.clients_on.get() {
             world.sleep(Nanos::from_ms(10)).await;
         }
@@ -233,7 +247,7 @@ impl<T: Storage> Cluster<T> {
                     format!("{}: {}", event.kind, event.message)
                 });
             }
-            world.sleep(Nanos::from_ms(50)).await;
+            world.sleep(Nanos::from_ms(200)).await;
         }
     }
 
@@ -448,9 +462,38 @@ impl<T: Storage> Cluster<T> {
                 continue;
             };
             for store in node.objects().members().stores() {
-                if let Err(why) = self.0.storage.check(&store).await {
-                    self.violated(format!("store of h{host}: {why}"));
+                if let Some(why) = self.0.storage.failed(&store) {
+                    self.violated(format!(
+                        "the disk group of h{host} has failed in the end: {why}"
+                    ));
                 }
+                if let Err(why) = self.0.storage.audit(&store) {
+                    self.violated(format!("accounting of h{host}: {why}"));
+                }
+            }
+        }
+        for host in self.0.storage.replaced() {
+            if plan.victim != Some(host) {
+                self.violated(format!("the disks of h{host} had to be replaced, undamaged"));
+            }
+        }
+        self.walk_disks(plan.victim).await;
+    }
+
+    /// Ends all hosts and looks at what their disks hold.
+    async fn walk_disks(&self, victim: Option<u16>) {
+        let rig = &self.0.rig;
+        for host in 0..rig.hosts() {
+            rig.kill(host, false);
+        }
+        for host in 0..rig.hosts() {
+            let world = rig.harness_world(host);
+            match self.0.storage.check(rig.disks(host).to_vec(), world).await {
+                Ok(bad) if bad > 0 && victim != Some(host) => {
+                    self.violated(format!("{bad} bad blocks on the disks of h{host}"));
+                }
+                Ok(_) => {}
+                Err(why) => self.violated(format!("disks of h{host}: {why}")),
             }
         }
     }
@@ -468,50 +511,69 @@ impl<T: Storage> Cluster<T> {
             let read = book.read(&volume, client, 0, sectors).await;
             tags = read.map_err(|e| format!("read back through h{host}: {e}"))?;
         }
-        let limit = self.executor().now() + Nanos::from_secs(60);
-        let objects = self.objects();
-        let object = objects.iter().find(|o| o.name == volume_name(v)).ok_or("no record")?;
-        for (leg, member) in object.members() {
-            let host = (member.host.0 - HOST_ID) as u16;
-            let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
-            let stores = node.objects().members().stores();
-            let store = stores
-                .iter()
-                .find(|s| s.group() == member.group)
-                .ok_or_else(|| format!("h{host} has lost its disk group"))?;
-            for chunk in 0..object.leg_chunks(leg) {
-                let first = chunk * BLOCKS_PER_CHUNK;
-                let offset = object.object_offset(leg, chunk);
-                let blocks = ((object.size_bytes - offset).min(CHUNK) / BLOCK) as u16;
-                let range = BlockRange { start: first, count: blocks };
-                let read = loop {
-                    match store.read(member.component, range).await {
-                        // A damaged copy repairs itself once it is found.
-                        Err(StoreError::Bad(_)) if self.executor().now() < limit => {
-                            self.wait(Nanos::from_ms(500)).await;
-                        }
-                        Err(error) => {
-                            return Err(format!("copy on h{host}, chunk {chunk}: {error}"));
-                        }
-                        Ok(read) => break read,
-                    }
+        // A damaged or lost copy is made good once it is found.
+        let limit = self.executor().now() + MEND_MAX;
+        let name = volume_name(v);
+        let legs = self.objects().iter().find(|o| o.name == name).ok_or("no record")?.legs.len();
+        for leg in 0..legs {
+            let mut slot = 0;
+            loop {
+                let objects = self.objects();
+                let object = objects.iter().find(|o| o.name == name).ok_or("no record")?;
+                let Some(member) = object.legs[leg].members.get(slot) else { break };
+                let found = match self.unhealthy() {
+                    Some(why) => Err(why),
+                    None => self.read_copy(object, leg, member, &tags).await?,
                 };
-                let bytes = atoll_world::buf::join(&read.payload);
-                for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
-                    let at = offset / SECTOR as u64 + i as u64;
-                    let found = pattern::tag(sector, at);
-                    if found != Ok(tags[at as usize]) {
-                        return Err(format!(
-                            "copy on h{host} of sector {at} is of write {found:?}, the volume shows \
-                             write {}; tag {:?}",
-                            tags[at as usize],
-                            read.tags[i / 8]
-                        ));
+                match found {
+                    Ok(()) => slot += 1,
+                    Err(_) if self.executor().now() < limit => {
+                        self.wait(Nanos::from_ms(500)).await;
                     }
+                    Err(why) => return Err(why),
                 }
             }
         }
         Ok(())
+    }
+
+    /// Compares one copy with what the volume shows. The outer error: it shows something else; the
+    /// inner one: it cannot be read.
+    async fn read_copy(
+        &self,
+        object: &ObjectRecord,
+        leg: usize,
+        member: &MemberRecord,
+        tags: &[pattern::Tag],
+    ) -> Result<Result<(), String>, String> {
+        let host = (member.host.0 - HOST_ID) as u16;
+        let Some(node) = self.node(host) else { return Ok(Err(format!("h{host} is not up"))) };
+        let stores = node.objects().members().stores();
+        let Some(store) = stores.iter().find(|s| s.group() == member.group) else {
+            return Ok(Err(format!("h{host} has lost its disk group")));
+        };
+        for chunk in 0..object.leg_chunks(leg) {
+            let offset = object.object_offset(leg, chunk);
+            let blocks = ((object.size_bytes - offset).min(CHUNK) / BLOCK) as u16;
+            let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: blocks };
+            let read = match store.read(member.component, range).await {
+                Ok(read) => read,
+                Err(error) => return Ok(Err(format!("copy on h{host}, chunk {chunk}: {error}"))),
+            };
+            let bytes = atoll_world::buf::join(&read.payload);
+            for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+                let at = offset / SECTOR as u64 + i as u64;
+                let found = pattern::tag(sector, at);
+                if found != Ok(tags[at as usize]) {
+                    return Err(format!(
+                        "copy on h{host} of sector {at} is of write {found:?}, the volume shows                          write {}; tag {:?}",
+                        tags[at as usize],
+                        read.tags[i / 8]
+                    ));
+                }
+            }
+        }
+        Ok(Ok(()))
     }
 
     /// Judges the histories.
@@ -525,8 +587,4 @@ impl<T: Storage> Cluster<T> {
             }
         }
     }
-}
-
-fn world_is_recording<T: Storage>(cluster: &Cluster<T>) -> bool {
-    cluster.executor().trace().is_recording()
 }

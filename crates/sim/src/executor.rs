@@ -151,6 +151,7 @@ struct Inner {
     schedule: RefCell<Rng>,
     trace: Trace,
     polls: Cell<u64>,
+    polls_max: Cell<u64>,
     polls_of_moment: Cell<u64>,
 }
 
@@ -172,6 +173,7 @@ impl Executor {
             schedule: RefCell::new(Rng::named(seed, "schedule")),
             trace,
             polls: Cell::new(0),
+            polls_max: Cell::new(u64::MAX),
             polls_of_moment: Cell::new(0),
         }))
     }
@@ -189,6 +191,11 @@ impl Executor {
     /// Polls so far.
     pub fn polls(&self) -> u64 {
         self.0.polls.get()
+    }
+
+    /// A run that takes more polls than that ends as [`Stuck::Busy`].
+    pub fn set_polls_max(&self, polls: u64) {
+        self.0.polls_max.set(polls);
     }
 
     /// Tasks that have not ended.
@@ -365,6 +372,9 @@ impl Executor {
                 Some(at) => {
                     self.0.now.set(at);
                     self.0.polls_of_moment.set(0);
+                    if self.0.polls.get() > self.0.polls_max.get() {
+                        return Some(Stuck::Busy);
+                    }
                     self.fire(at);
                 }
             }
@@ -512,6 +522,8 @@ pub enum Stuck {
     Idle,
     /// The deadline came first.
     Deadline,
+    /// More polls than were allowed: something is done again and again.
+    Busy,
 }
 
 /// A wait for a moment.

@@ -484,6 +484,16 @@ impl Conn for SimConn {
             return Err(kind.into());
         }
         let fabric = &pair.fabric.0;
+        // It arrives in one aligned buffer, as from the real world.
+        if packet.payload.len() > 1 || !packet.payload.iter().all(Buf::is_aligned) {
+            let mut one = BufMut::for_overwrite(atoll_world::buf::total_len(&packet.payload));
+            let mut at = 0;
+            for piece in &packet.payload {
+                one[at..at + piece.len()].copy_from_slice(piece);
+                at += piece.len();
+            }
+            packet.payload = vec![one.freeze()];
+        }
         let len = 64 + packet.body.len() + atoll_world::buf::total_len(&packet.payload);
         fabric.packets.set(fabric.packets.get() + 1);
         fabric.bytes.set(fabric.bytes.get() + len as u64);

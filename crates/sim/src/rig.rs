@@ -28,6 +28,23 @@ const SHORT_PAUSE: (Nanos, Nanos) = (Nanos::from_ms(5), Nanos::from_ms(1_500));
 /// And this is longer than one.
 const LONG_PAUSE: (Nanos, Nanos) = (Nanos::from_secs(3), Nanos::from_secs(20));
 
+/// Faults for which a program may put a disk out of use until it is restarted.
+const FAILING: &[FaultKind] = &[
+    FaultKind::ReadError,
+    FaultKind::WriteError,
+    FaultKind::FlushError,
+    FaultKind::DiskFull,
+    FaultKind::DiskSlow,
+    FaultKind::DiskHang,
+    FaultKind::DiskGone,
+    FaultKind::LatentSector,
+    FaultKind::BitFlip,
+    FaultKind::LostWrite,
+    FaultKind::TornWrite,
+    FaultKind::MisdirectedRead,
+    FaultKind::MisdirectedWrite,
+];
+
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct RigSpec {
@@ -66,6 +83,8 @@ struct Inner {
     rng: RefCell<Rng>,
     /// No more events: what is still planned does nothing.
     healed: Cell<bool>,
+    /// Moments of damage to a medium that are left: a disk that is nothing but damage says little.
+    damages: Cell<u32>,
     /// A disk has failed an operation for good: programs need a restart after healing.
     restart_after: Cell<bool>,
 }
@@ -110,6 +129,7 @@ impl Rig {
             death: RefCell::new(None),
             rng: RefCell::new(stream("events")),
             healed: Cell::new(false),
+            damages: Cell::new(stream("damages").within(1, 12) as u32),
             restart_after: Cell::new(false),
         }))
     }
@@ -180,19 +200,28 @@ impl Rig {
         rig.life.set(Some(life));
         rig.lives.set(rig.lives.get() + 1);
         self.say(Some(host), format!("start, life {}", rig.lives.get()));
-        let net = self.0.fabric.attach(host);
-        let rng = Rng::named(self.0.seed, &format!("host {host} life {}", rig.lives.get()));
-        let world = SimWorld::new(
+        let world = self.world(host, life);
+        let boot = self.0.boot.borrow().clone().expect("set before any host starts");
+        boot(host, rig.disks.clone(), world);
+    }
+
+    fn world(&self, host: u16, life: LifeId) -> SimWorld {
+        let rig = &self.0.hosts[usize::from(host)];
+        SimWorld::new(
             &self.0.executor,
             life,
             rig.clock.clone(),
             rig.cpu.clone(),
-            rng,
-            net,
+            Rng::named(self.0.seed, &format!("host {host} life {}", rig.lives.get())),
+            self.0.fabric.attach(host),
             self.0.directory.client(host),
-        );
-        let boot = self.0.boot.borrow().clone().expect("set before any host starts");
-        boot(host, rig.disks.clone(), world);
+        )
+    }
+
+    /// A world on the machine of a host that is down, for the harness to look at its disks.
+    pub fn harness_world(&self, host: u16) -> SimWorld {
+        assert!(!self.is_up(host), "its program is running");
+        self.world(host, LifeId::HARNESS)
     }
 
     /// Ends the program of a host, or the power of the whole host with all that is volatile.
@@ -270,11 +299,7 @@ impl Rig {
                 });
             }
         }
-        self.0.restart_after.set(
-            plan.disk.write_error + plan.disk.flush_error + plan.disk.full > 0
-                || plan.events.contains(&FaultKind::DiskGone)
-                || plan.events.contains(&FaultKind::DiskHang),
-        );
+        self.0.restart_after.set(FAILING.iter().any(|k| plan.on.has(*k)));
     }
 
     /// Lets the plan's events happen until [`Rig::heal`].
@@ -423,6 +448,10 @@ impl Rig {
             }
             FaultKind::BitFlip | FaultKind::LatentSector => {
                 let Some(victim) = victim else { return };
+                if self.0.damages.get() == 0 {
+                    return;
+                }
+                self.0.damages.set(self.0.damages.get() - 1);
                 let disk = rng.pick(self.disks(victim)).clone();
                 for _ in 0..rng.within(1, 4) {
                     if kind == FaultKind::BitFlip {

@@ -9,7 +9,7 @@ use crate::fault::{FaultKind, FaultSet, Plan};
 use crate::net::NetProfile;
 use crate::rig::{Rig, RigSpec};
 use crate::rng::Rng;
-use crate::storage::IdealStorage;
+use crate::storage::{IdealStorage, RealStorage};
 use crate::trace::{Line, Trace};
 use atoll_world::Nanos;
 use std::fmt;
@@ -17,6 +17,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A run that has not ended by then never will.
 const VIRTUAL_MAX: Nanos = Nanos::from_secs(900);
+
+/// Polls of one run: thirty times what the busiest sound one takes.
+const POLLS_MAX: u64 = 6_000_000;
 
 /// How runs are made.
 #[derive(Clone, Debug)]
@@ -27,6 +30,8 @@ pub struct Options {
     pub hosts: Option<u16>,
     /// Operations of each volume's clients.
     pub ops: u64,
+    /// Polls of one run, at most.
+    pub polls_max: u64,
     /// Keep the lines of the trace.
     pub trace: bool,
     /// Run each seed twice and compare the trace hashes.
@@ -41,6 +46,7 @@ impl Default for Options {
             faults: FaultSet::ALL,
             hosts: None,
             ops: 400,
+            polls_max: POLLS_MAX,
             trace: false,
             twice: false,
             ideal_store: false,
@@ -90,18 +96,24 @@ fn once(seed: u64, options: &Options) -> Outcome {
     let hosts = options.hosts.unwrap_or(*rng.pick(&[3, 3, 3, 4]));
     let spec = RigSpec {
         hosts,
-        disks: 1,
+        disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
         disk_bytes: 1 << 30,
         disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
         net: *rng.pick(&[NetProfile::GBIT_25, NetProfile::GBIT_25, NetProfile::GBIT_1]),
     };
     let rig = Rig::new(seed, spec, trace.clone());
+    rig.executor().set_polls_max(options.polls_max);
     let plan = Plan::of_seed(seed, hosts, options.faults);
     trace.fact(Nanos::ZERO, None, "plan", format!("{spec:?} {plan:?}"));
     let cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
     trace.fact(Nanos::ZERO, None, "plan", format!("{cluster:?}"));
-    let storage = IdealStorage::new(rig.executor(), hosts, seed);
-    let (violations, ops) = drive(&rig, plan, cluster, storage);
+    let (violations, ops) = if options.ideal_store {
+        let storage = IdealStorage::new(rig.executor(), hosts, seed);
+        drive(&rig, plan, cluster, storage)
+    } else {
+        let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
+        drive(&rig, plan, cluster, RealStorage::new(log_bytes))
+    };
     let outcome = Outcome {
         seed,
         hash: trace.hash(),
@@ -133,6 +145,10 @@ fn drive<T: Storage>(
         Ok(Ok(())) => {}
         Ok(Err(Stuck::Idle)) => violations.push("everything waits for ever".into()),
         Ok(Err(Stuck::Deadline)) => violations.push("the run does not end".into()),
+        Ok(Err(Stuck::Busy)) => {
+            let at = rig.executor().now();
+            violations.push(format!("too busy: something is done again and again at {at:?}"));
+        }
         Err(panic) => {
             let text = panic
                 .downcast_ref::<String>()

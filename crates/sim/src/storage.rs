@@ -1,12 +1,18 @@
 //! What a simulated host keeps its components on.
 
-use crate::cluster::{Storage, group_id};
+use crate::cluster::{CLUSTER, Storage, group_id, host_id};
 use crate::disk::SimDisk;
 use crate::executor::Executor;
 use crate::ideal::IdealStore;
 use crate::rng::Rng;
 use crate::world::SimWorld;
-use atoll_format::record::{GroupRecord, GroupShape};
+use atoll_format::id::GroupId;
+use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
+use atoll_format::superblock::Shape;
+use atoll_store::{FormatSpec, OpenSpec, Store, check, format_group};
+use atoll_world::{Components, Disk};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The ideal store of each host, which no disk fault reaches.
@@ -46,7 +52,123 @@ impl Storage for IdealStorage {
         Ok(vec![(store, record)])
     }
 
-    async fn check(&self, _store: &IdealStore) -> Result<(), String> {
+    fn replaced(&self) -> Vec<u16> {
+        Vec::new()
+    }
+
+    fn failed(&self, _store: &IdealStore) -> Option<String> {
+        None
+    }
+
+    fn audit(&self, _store: &IdealStore) -> Result<(), String> {
         Ok(())
+    }
+
+    async fn check(&self, _disks: Vec<SimDisk>, _world: SimWorld) -> Result<u64, String> {
+        Ok(0)
+    }
+}
+
+/// The real store on the host's modelled disks.
+#[derive(Clone)]
+pub struct RealStorage {
+    log_bytes: u64,
+    hosts: Rc<RefCell<BTreeMap<u16, HostState>>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct HostState {
+    formatted: bool,
+    /// How often in a row its group could not be opened.
+    refused: u32,
+    /// How often its disks were replaced by empty ones.
+    replaced: u64,
+}
+
+/// Attempts to open a group before its disks are given up.
+const ATTEMPTS_MAX: u32 = 30;
+
+impl RealStorage {
+    /// Disk groups with that much log, formatted when their hosts start for the first time.
+    pub fn new(log_bytes: u64) -> Self {
+        Self { log_bytes, hosts: Rc::default() }
+    }
+}
+
+impl Storage for RealStorage {
+    type Store = Store<SimWorld>;
+
+    async fn open(
+        &self,
+        host: u16,
+        disks: Vec<SimDisk>,
+        world: SimWorld,
+    ) -> Result<Vec<(Store<SimWorld>, GroupRecord)>, String> {
+        let (shape, published) = match disks.len() {
+            1 => (Shape::SingleTier, GroupShape::SingleTier),
+            _ => (Shape::AllFlash, GroupShape::AllFlash),
+        };
+        let mut state = self.hosts.borrow().get(&host).copied().unwrap_or_default();
+        if state.refused >= ATTEMPTS_MAX && !disks.iter().any(SimDisk::is_gone) {
+            // What an administrator does: other hosts have everything.
+            disks.iter().for_each(SimDisk::wipe);
+            let replaced = state.replaced + 1;
+            state = HostState { formatted: false, refused: 0, replaced };
+            self.hosts.borrow_mut().insert(host, state);
+        }
+        let group = GroupId(group_id(host).0 + 0x100 * state.replaced);
+        if !state.formatted {
+            let spec = FormatSpec {
+                cluster: CLUSTER,
+                host: host_id(host),
+                group,
+                shape,
+                log_bytes: Some(self.log_bytes),
+            };
+            format_group(&world, &disks, spec).await.map_err(|e| e.to_string())?;
+            state.formatted = true;
+            self.hosts.borrow_mut().insert(host, state);
+        }
+        let spec = OpenSpec { cluster: Some(CLUSTER), ..OpenSpec::default() };
+        state.refused += 1;
+        self.hosts.borrow_mut().insert(host, state);
+        let store = Store::open(world, disks.clone(), spec).await.map_err(|e| e.to_string())?;
+        state.refused = 0;
+        self.hosts.borrow_mut().insert(host, state);
+        let record = |label: &atoll_format::superblock::Superblock, disk: &SimDisk| DiskRecord {
+            id: label.disk,
+            path: disk.name(),
+            size_bytes: disk.len_bytes(),
+        };
+        let record = GroupRecord {
+            id: group,
+            shape: published,
+            disks: store.labels().iter().zip(&disks).map(|(l, d)| record(l, d)).collect(),
+            capacity_bytes: store.space().capacity_bytes,
+            healthy: true,
+            failure: String::new(),
+        };
+        Ok(vec![(store, record)])
+    }
+
+    fn replaced(&self) -> Vec<u16> {
+        let hosts = self.hosts.borrow();
+        hosts.iter().filter(|(_, h)| h.replaced > 0).map(|(host, _)| *host).collect()
+    }
+
+    fn failed(&self, store: &Store<SimWorld>) -> Option<String> {
+        store.failed()
+    }
+
+    fn audit(&self, store: &Store<SimWorld>) -> Result<(), String> {
+        store.audit()
+    }
+
+    async fn check(&self, disks: Vec<SimDisk>, world: SimWorld) -> Result<u64, String> {
+        let report = check(&world, disks).await.map_err(|e| e.to_string())?;
+        match report.faults.first() {
+            None => Ok(report.blocks_bad),
+            Some(_) => Err(report.faults.join("; ")),
+        }
     }
 }
