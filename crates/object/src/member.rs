@@ -183,7 +183,11 @@ impl<W: World, S: Components> Members<W, S> {
             }
             Request::Delete { component, epoch } => match self.store(component) {
                 Ok(store) => {
-                    store.fence(component, epoch).await?;
+                    match store.fence(component, epoch).await {
+                        // What is lost promises nothing, and is to go all the same.
+                        Ok(_) | Err(StoreError::Failed(_)) => {}
+                        Err(error) => return Err(error),
+                    }
                     store.delete(component).await?;
                     self.leave(component);
                     Reply::Done

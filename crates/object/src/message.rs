@@ -797,6 +797,7 @@ impl Message for Reply {
                 enc_session(&mut e, s.session);
                 e.u64(s.used_bytes);
                 e.u8(u8::from(s.doubtful));
+                e.u8(u8::from(s.lost));
                 6
             }
             Self::Tags(tags) => {
@@ -881,6 +882,7 @@ impl Message for Reply {
                 session: dec_session(d)?,
                 used_bytes: d.u64()?,
                 doubtful: d.bool()?,
+                lost: d.bool()?,
             }),
             7 => Self::Tags(d.list(13, dec_tag)?),
             8 => {
@@ -1030,6 +1032,7 @@ mod tests {
             session: Session::default(),
             used_bytes: 5,
             doubtful: true,
+            lost: false,
         };
         let mut all = vec![
             Reply::Done,

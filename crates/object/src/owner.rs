@@ -725,6 +725,7 @@ impl<W: World, S: Components> Owner<W, S> {
             let one = BlockRange { start: block, count: 1 };
             let mut bad = Vec::new();
             let mut found = None;
+            let mut unreachable = false;
             for m in readers {
                 let request =
                     Request::Read { component: m.component, epoch: self.0.epoch, range: one };
@@ -734,8 +735,12 @@ impl<W: World, S: Components> Owner<W, S> {
                         break;
                     }
                     Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((m.slot, blocks)),
-                    _ => {}
+                    _ => unreachable = true,
                 }
+            }
+            if found.is_none() && unreachable {
+                let why = "the copy that may be good cannot be read now";
+                return Err(VolumeError::TimedOut(why.into()).into());
             }
             let Some(blocks) = found else {
                 let record = self.0.record.borrow();

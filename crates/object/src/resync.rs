@@ -16,7 +16,7 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
-use atoll_world::{Components, Lane, Nanos, StoreError, World, buf, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -126,6 +126,7 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         let request = Request::Status { component: member.component };
         match self.call(member.host, Lane::Control, request, CALL_DEADLINE).await {
+            Ok(Reply::Status(status)) if status.lost => Found::Lost,
             Ok(Reply::Status(_)) => Found::Here,
             Ok(Reply::Failed(StoreError::NoComponent(_) | StoreError::Failed(_))) => Found::Lost,
             _ => Found::Away,
@@ -352,13 +353,14 @@ impl<W: World, S: Components> Owner<W, S> {
                         blocks.push(CopyBlock { block: block + n as u32, tag, bytes });
                     }
                 }
-                Err(Fail::Volume(_)) if run > 1 => {
+                Err(Fail::Volume(VolumeError::Io(_))) if run > 1 => {
                     for &(b, t) in &part[i..i + run] {
                         blocks.push(self.good_or_bad(leg, b, t).await?);
                     }
                 }
-                Err(Fail::Volume(_)) => blocks.push(bad_block(block, tag)),
-                Err(Fail::Stopped) => return Err(Fail::Stopped),
+                Err(Fail::Volume(VolumeError::Io(_))) => blocks.push(bad_block(block, tag)),
+                // Out of reach is not damaged: nothing is marked for that.
+                Err(_) => return Err(Fail::Stopped),
             }
             i += run;
         }
@@ -384,8 +386,8 @@ impl<W: World, S: Components> Owner<W, S> {
                 let bytes = (tag.state == BlockState::Raw).then(|| buf::join(&read.payload));
                 Ok(CopyBlock { block, tag, bytes })
             }
-            Err(Fail::Volume(_)) => Ok(bad_block(block, tag)),
-            Err(Fail::Stopped) => Err(Fail::Stopped),
+            Err(Fail::Volume(VolumeError::Io(_))) => Ok(bad_block(block, tag)),
+            Err(_) => Err(Fail::Stopped),
         }
     }
 

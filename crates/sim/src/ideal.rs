@@ -281,6 +281,7 @@ impl Components for IdealStore {
             session: c.session,
             used_bytes: chunks.len() as u64 * CHUNK,
             doubtful: false,
+            lost: false,
         })
     }
 

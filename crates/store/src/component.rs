@@ -145,6 +145,7 @@ impl Component {
             session: self.session,
             used_bytes,
             doubtful: self.doubt_until > Seq(0),
+            lost: self.is_lost(),
         }
     }
 

@@ -308,6 +308,7 @@ pub(crate) async fn tags<W: World>(
             }
             let mut state = group.state.borrow_mut();
             let c = state.find(id)?;
+            crate::store::check_lost(c)?;
             let local = c.local;
             if start >= c.spec.blocks.next_multiple_of(BLOCKS_PER_CHUNK) {
                 return Err(StoreError::Malformed("chunk"));

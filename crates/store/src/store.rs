@@ -244,7 +244,7 @@ fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn check_lost(c: &Component) -> Result<(), StoreError> {
+pub(crate) fn check_lost(c: &Component) -> Result<(), StoreError> {
     if c.is_lost() {
         return Err(StoreError::Failed("the component's capacity device has failed".into()));
     }
@@ -343,7 +343,9 @@ impl<W: World> Components for Store<W> {
     fn status(&self, id: ComponentId) -> Result<ComponentStatus, StoreError> {
         let state = self.group.state.borrow();
         let c = state.find(id)?;
-        Ok(c.status(used_bytes(c)))
+        let mut status = c.status(used_bytes(c));
+        status.lost |= self.group.failed.borrow().is_some();
+        Ok(status)
     }
 
     async fn create(&self, id: ComponentId, spec: ComponentSpec) -> Result<(), StoreError> {
@@ -388,6 +390,7 @@ impl<W: World> Components for Store<W> {
         let effect = {
             let mut state = self.group.state.borrow_mut();
             let c = state.find_mut(id)?;
+            check_lost(c)?;
             if epoch < c.queued_fence {
                 return Err(StoreError::Fenced { fenced: c.queued_fence });
             }
@@ -404,6 +407,7 @@ impl<W: World> Components for Store<W> {
         let effect = {
             let mut state = self.group.state.borrow_mut();
             let c = state.find_mut(id)?;
+            check_lost(c)?;
             if session.epoch < c.queued_fence {
                 return Err(StoreError::Fenced { fenced: c.queued_fence });
             }
@@ -463,12 +467,19 @@ impl<W: World> Components for Store<W> {
     }
 
     fn uncommitted(&self, id: ComponentId) -> Result<Vec<OpRecord>, StoreError> {
+        self.group.usable()?;
         let state = self.group.state.borrow();
-        Ok(state.find(id)?.uncommitted.values().copied().collect())
+        let c = state.find(id)?;
+        check_lost(c)?;
+        Ok(c.uncommitted.values().copied().collect())
     }
 
     fn applied(&self, id: ComponentId, ticket: Ticket) -> Result<bool, StoreError> {
-        Ok(self.group.state.borrow().find(id)?.applied(ticket))
+        self.group.usable()?;
+        let state = self.group.state.borrow();
+        let c = state.find(id)?;
+        check_lost(c)?;
+        Ok(c.applied(ticket))
     }
 
     async fn read(&self, id: ComponentId, range: BlockRange) -> Result<ReadBlocks, StoreError> {
@@ -486,8 +497,10 @@ impl<W: World> Components for Store<W> {
         first: u32,
         max: usize,
     ) -> Result<Vec<(u32, Seq)>, StoreError> {
+        self.group.usable()?;
         let state = self.group.state.borrow();
         let c = state.find(id)?;
+        check_lost(c)?;
         let mut found = Vec::new();
         let mut from = first;
         while found.len() < max

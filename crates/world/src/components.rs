@@ -37,6 +37,9 @@ pub struct ComponentStatus {
     /// Parts of it may be missing after damage that could not be told from a clean end: it must
     /// be compared with other members before it serves (`store.md` S8, rule 18).
     pub doubtful: bool,
+    /// Its device or the whole group has failed: every call about its content is refused with
+    /// [`StoreError::Failed`]. An empty answer would look like "nothing there".
+    pub lost: bool,
 }
 
 /// One operation to append.
