@@ -17,6 +17,7 @@ REPOSITORY = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(REPOSITORY, "scripts", "lib"))
 
 from cluster import ATOLL, Cluster, free_ports  # noqa: E402
+from nbd import Client  # noqa: E402
 from process import Stack, alive, run, wait_until  # noqa: E402
 
 __all__ = [
@@ -58,6 +59,8 @@ class ClusterTest(unittest.TestCase):
         self.make_policy(self.policy, 1)
         if self.volume:
             self.cluster.cli("volume", "create", self.volume, self.size, "--policy", self.policy)
+            with Client(self.cluster.nbd(1), self.volume) as client:
+                client.read(0, 4096)  # the first use makes this host its owner
 
     def make_policy(self, name, failures):
         if name not in {p["name"] for p in self.cluster.get("policy", "list")}:
@@ -71,8 +74,8 @@ class ClusterTest(unittest.TestCase):
                 self.assertFalse(panics, f"host{host} panicked")
 
     def keep_logs(self):
-        outcome = self._outcome
-        if outcome.success:
+        result = self._outcome.result
+        if not any(test is self for test, _ in result.failures + result.errors):
             return
         kept = os.path.join(LOGS, self.id())
         shutil.rmtree(kept, ignore_errors=True)

@@ -28,7 +28,7 @@ class Crash(ClusterTest):
             self.cluster.wait_healthy(host=owner)
             load.wait_progress()
             load.finish()
-        self.assert_event("absent", owner)
+        self.assert_event("member-dropped", owner)
 
     @row("1: the owner dies; clients of other hosts stall under 10 s")
     def test_owner(self):

@@ -240,17 +240,27 @@ class Daemons(ClusterTest):
         text = open(self.config(1), encoding="utf-8").read()
         self.cluster.kill(1)
         path = os.path.join(self.cluster.host_dir(1), "bad.toml")
-        lines = len(text.splitlines())
-        for addition, says in (
-            ("\n[newtork]\npeer = []\n", "newtork"),
-            ("\n[log]\nlevel = 'loud'\n", "loud|level"),
-            ("\nthis is not TOML\n", f"bad.toml:{lines + 2}|bad.toml"),
-            ("\n[io]\nbackend = 7\n", "backend"),
-            ("\n[host]\nname = 'again'\n", "host|duplicate"),
+        for section, key, says in (
+            ("newtork", "peer = []", "newtork"),
+            ("log", "level = 'loud'", "loud|level"),
+            ("log", "colour = 'red'", "colour"),
+            ("io", "backend = 7", "backend"),
+            ("host", "name = 'again'\nname = 'and again'", "duplicate|name"),
+            ("host", "this is not TOML", "TOML"),
         ):
+            # The key goes where its section is, in the place of one of the same name.
+            kept = re.sub(rf"(?m)^{key.split()[0]} *=.*\n", "", text)
+            if f"[{section}]" in kept:
+                bad = kept.replace(f"[{section}]\n", f"[{section}]\n{key}\n")
+            else:
+                bad = f"{kept}\n[{section}]\n{key}\n"
             with open(path, "w", encoding="utf-8") as f:
-                f.write(text + addition)
-            self.assert_refusal(self.serve(path), says=[says, "bad.toml"])
+                f.write(bad)
+            line = bad.splitlines().index(key.splitlines()[0]) + 1
+            done = self.serve(path)
+            self.assert_refusal(done, says=[says, r"bad\.toml:\d+"])
+            said = int(re.search(r"bad\.toml:(\d+)", done.stderr)[1])
+            self.assertLessEqual(abs(said - line), 1, done.stderr)
         for content in (b"", b"\xff\xfe\x00\x01" * 100):
             with open(path, "wb") as f:
                 f.write(content)
