@@ -14,3 +14,4 @@ pub mod lock;
 pub mod metrics;
 pub mod rest;
 pub mod serve;
+pub mod sim;

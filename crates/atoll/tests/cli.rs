@@ -309,6 +309,8 @@ fn wrong_usage_is_exit_code_2_and_two_lines() {
         (&["status", "--timeout", "0"], "0 is not in 1..=86400"),
         (&["status", "--endpoint", "ftp://x"], "is not an endpoint"),
         (&["status", "--check", "--watch"], "cannot be used with"),
+        (&["sim", "run", "--seeds", "5..2"], "is an empty range of seeds"),
+        (&["sim", "run", "--faults", "gremlins"], "--faults"),
         (&["dev"], "--dir <DIR>"),
         (&["dev", "--dir", "/tmp/x", "--hosts", "99"], "99 is not in 1..=16"),
     ] {
@@ -565,6 +567,29 @@ fn a_bad_configuration_is_refused_with_its_line() {
     let done =
         said(program(None, &["serve", "--config", &file, "--check-config"]).output().unwrap());
     assert_eq!(done.code, 0, "{}", done.err);
+}
+
+/// What seeds find is the simulator's own business: here only that they run, and replay.
+#[test]
+fn the_simulator_runs_and_replays_a_seed() {
+    let many =
+        ["sim", "run", "--seeds", "0..2", "--ops", "30", "-q", "-o", "json", "--ideal-store"];
+    let done = said(program(None, &many).output().unwrap());
+    let report: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(report["kind"], "SimReport");
+    assert_eq!(report["item"]["seeds"], 2);
+    let failed = report["item"]["failed"].as_array().unwrap().len();
+    assert_eq!(done.code, i32::from(failed > 0), "{}{}", done.out, done.err);
+    let hash = |more: &[&str]| {
+        let replay = ["sim", "run", "--seed", "1", "--ops", "30", "--ideal-store"];
+        let done = said(program(None, &[&replay[..], more].concat()).output().unwrap());
+        let last = done.out.lines().last().unwrap_or_default().to_owned();
+        assert!(last.starts_with("seed 1: hash "), "{}{}", done.out, done.err);
+        (last, done.out.lines().count())
+    };
+    let (quiet, traced) = (hash(&[]), hash(&["--trace"]));
+    assert_eq!(quiet.0, traced.0, "a trace changes nothing");
+    assert!(traced.1 > quiet.1 + 100, "a trace has lines");
 }
 
 #[test]

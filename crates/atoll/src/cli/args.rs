@@ -4,6 +4,7 @@ use super::out::{Color, Format};
 use atoll_api::Endpoint;
 use atoll_format::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Where a daemon listens when the configuration says nothing.
@@ -102,6 +103,9 @@ pub enum Command {
     /// Clients of volumes
     #[command(subcommand)]
     Session(Session),
+    /// Whole clusters in virtual time, with every fault that there is
+    #[command(subcommand)]
+    Sim(SimCommand),
     /// Completions for a shell
     #[command(after_help = "Example: atoll completion bash > /etc/bash_completion.d/atoll")]
     Completion(Completion),
@@ -551,6 +555,54 @@ pub struct Events {
     /// Only events with a higher id
     #[arg(long)]
     pub since: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Run many seeds, or replay one
+    #[command(after_help = "Example: atoll sim run --seeds 0..2000")]
+    Run(SimRun),
+}
+
+#[derive(Debug, Args)]
+pub struct SimRun {
+    /// Seeds A to B, B not included
+    #[arg(long, value_name = "A..B", default_value = "0..100", value_parser = parse_seeds)]
+    pub seeds: Range<u64>,
+    /// One seed only
+    #[arg(long, conflicts_with_all = ["seeds", "max_seconds", "threads"])]
+    pub seed: Option<u64>,
+    /// Print everything that happens
+    #[arg(long, requires = "seed")]
+    pub trace: bool,
+    /// Begin no further seed after so many seconds
+    #[arg(long)]
+    pub max_seconds: Option<u64>,
+    /// Run each seed twice and compare
+    #[arg(long)]
+    pub twice: bool,
+    /// Only these faults, by name, separated by commas
+    #[arg(long)]
+    pub faults: Option<String>,
+    /// Hosts; by seed without it
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub hosts: Option<u16>,
+    /// Operations of each volume's clients
+    #[arg(long)]
+    pub ops: Option<u64>,
+    /// On a store without faults of its own
+    #[arg(long)]
+    pub ideal_store: bool,
+    /// Threads; one a core without it
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+}
+
+fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+    let bad = || format!("'{text}' is not a range of seeds (example: 0..2000)");
+    let (from, to) = text.split_once("..").ok_or_else(bad)?;
+    let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
+    if from < to { Ok(from..to) } else { Err(format!("'{text}' is an empty range of seeds")) }
 }
 
 #[derive(Debug, Args)]

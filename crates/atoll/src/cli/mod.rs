@@ -123,6 +123,7 @@ async fn dispatch(context: &Context, command: Command) -> Run {
         }
         Command::Serve(serve) => crate::serve::serve(context, serve).await,
         Command::Directory(directory) => crate::serve::directory(context, directory).await,
+        Command::Sim(sim) => crate::sim::run(context, sim).await,
         Command::Dev(args::Dev { command, start }) => {
             crate::dev::run(context, command, start).await
         }
