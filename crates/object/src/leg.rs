@@ -60,6 +60,8 @@ pub(crate) struct Member {
     pub session: Session,
     /// Somebody is bringing it back or dropping it.
     pub mending: bool,
+    /// How often in a row it has refused what it was sent.
+    pub refusals: u32,
     /// The owner may trust this member's lease until then (R11).
     pub lease_until: Nanos,
     /// Operations sent in this session and not acknowledged, while it is not yet active.
@@ -168,6 +170,7 @@ impl Leg {
         let Some(member) = members.iter_mut().find(|m| m.slot == slot) else { return };
         if member.session == session {
             op.acked.set(op.acked.get() | 1 << slot);
+            member.refusals = 0;
             member.unacked.remove(&op.id.seq);
         }
     }
@@ -308,6 +311,7 @@ mod tests {
             role,
             session: Session { epoch: Epoch(1), attach: 1 },
             mending: false,
+            refusals: 0,
             lease_until: Nanos::ZERO,
             unacked: BTreeSet::new(),
         }

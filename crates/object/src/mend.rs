@@ -12,6 +12,9 @@ use atoll_transport::CallError;
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
 use std::rc::Rc;
 
+/// A member that refuses in so many sessions in a row is dropped.
+const REFUSALS_MAX: u32 = 3;
+
 /// What is wrong with a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
@@ -66,6 +69,9 @@ impl<W: World, S: Components> Owner<W, S> {
         let mine = leg.with_member(slot, |m| {
             let first = m.session == session && !m.mending && m.role.receives();
             m.mending |= first;
+            if first && matches!(trouble, Trouble::Store(_)) {
+                m.refusals += 1;
+            }
             first
         });
         if mine == Some(true) && !self.is_stopped() {
@@ -75,6 +81,12 @@ impl<W: World, S: Components> Owner<W, S> {
 
     async fn mend(self, leg: Rc<Leg>, slot: u8, mut trouble: Trouble) {
         let give_up = self.now() + MEND;
+        // A new session that is refused like the last one does not help.
+        let refusals = leg.member(slot).map_or(0, |m| m.refusals);
+        if refusals > 1 {
+            sometimes!("mend.member_refuses_again");
+            self.world().sleep(RETRY_EVERY / 2).await;
+        }
         loop {
             if self.is_stopped() {
                 return;
@@ -91,7 +103,8 @@ impl<W: World, S: Components> Owner<W, S> {
                 Some(Role::Absent { .. }) | None => break,
             }
             let last = !leg.has_other_active(slot);
-            if last || (trouble.may_pass() && self.now() < give_up) {
+            let may_pass = trouble.may_pass() && refusals <= REFUSALS_MAX;
+            if last || (may_pass && self.now() < give_up) {
                 match self.attach(&leg, slot, give_up).await {
                     Ok(()) => {
                         sometimes!("mend.member_came_back_in_a_new_session");

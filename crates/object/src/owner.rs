@@ -430,7 +430,9 @@ impl<W: World, S: Components> Owner<W, S> {
         let range = covering(place.offset, len);
         let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
         let (crcs, data) = if whole_blocks(place.offset, len) {
-            (crcs, data)
+            // A front end may cut its pieces anywhere; a store takes whole blocks.
+            let cut = data.iter().any(|b| !b.len().is_multiple_of(BLOCK_LEN) || !b.is_aligned());
+            (crcs, if cut { vec![Buf::copy_all(&data)] } else { data })
         } else {
             sometimes!("owner.read_modify_write");
             let whole = self.merge(&leg, place.offset, range, &data).await?;

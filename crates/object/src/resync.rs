@@ -90,6 +90,9 @@ impl<W: World, S: Components> Owner<W, S> {
             return false;
         }
         let members = leg.members.borrow().clone();
+        if let Some(surplus) = self.surplus(&members) {
+            return self.remove(leg, surplus).await;
+        }
         for member in members.iter().filter(|m| !m.mending) {
             match member.role {
                 Role::Resyncing { from } => {
@@ -117,6 +120,45 @@ impl<W: World, S: Components> Owner<W, S> {
             }
         }
         self.rebuild_elsewhere(leg, &members).await
+    }
+
+    /// A member too many: a rebuild was overtaken by the return of the member it was to replace.
+    fn surplus(&self, members: &[Member]) -> Option<Member> {
+        let wanted = self.0.record.borrow().policy.members();
+        let active = members.iter().filter(|m| m.role == Role::Active).count();
+        if active < wanted || members.len() <= wanted {
+            return None;
+        }
+        let here = self.0.ctx.host;
+        let spare = members.iter().filter(|m| !m.mending && m.role != Role::Promoting);
+        // Those that are not active first; of the active ones not this host's.
+        spare.max_by_key(|m| (m.role != Role::Active, m.host != here)).cloned()
+    }
+
+    /// Takes a member out of the record for good; its component is removed as left over.
+    async fn remove(&self, leg: &Rc<Leg>, member: Member) -> bool {
+        let wanted = self.0.record.borrow().policy.members();
+        let changed = self
+            .change(|record| {
+                let members = &mut record.legs[leg.index].members;
+                let others = members.iter().filter(|m| m.component != member.component);
+                if others.filter(|m| m.state.is_active()).count() < wanted {
+                    return false;
+                }
+                members.retain(|m| m.component != member.component);
+                true
+            })
+            .await;
+        let gone = !self.0.record.borrow().legs[leg.index]
+            .members
+            .iter()
+            .any(|m| m.component == member.component);
+        if changed.is_ok() && gone {
+            sometimes!("resync.surplus_member_removed");
+            leg.remove_member(member.component);
+            leg.poke_all();
+        }
+        changed.is_ok() && gone
     }
 
     /// Whether an absent member's component can be used again.
@@ -510,6 +552,7 @@ impl<W: World, S: Components> Owner<W, S> {
             role: Role::Absent { since: from },
             session: Session::default(),
             mending: false,
+            refusals: 0,
             lease_until: Nanos::ZERO,
             unacked: BTreeSet::new(),
         });

@@ -317,6 +317,7 @@ fn build<W: World, S: Components>(
                 },
                 session: answer.map(|a| a.session).unwrap_or_default(),
                 mending: false,
+                refusals: 0,
                 // Not before the first renewal (R11).
                 lease_until: Nanos::ZERO,
                 unacked: BTreeSet::new(),

@@ -158,6 +158,17 @@ impl Buf {
         buf.freeze()
     }
 
+    /// A copy of all the pieces, one after the other, in one aligned buffer.
+    pub fn copy_all(pieces: &[Self]) -> Self {
+        let mut all = BufMut::for_overwrite(total_len(pieces));
+        let mut at = 0;
+        for piece in pieces {
+            all[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        all.freeze()
+    }
+
     /// `len` zero bytes; up to 1 MiB they share one allocation per thread.
     pub fn zeros(len: usize) -> Self {
         const SHARED: usize = 1 << 20;
@@ -234,13 +245,7 @@ pub fn join(pieces: &[Buf]) -> Buf {
     if let [one] = pieces {
         return one.clone();
     }
-    let mut all = BufMut::for_overwrite(total_len(pieces));
-    let mut at = 0;
-    for piece in pieces {
-        all[at..at + piece.len()].copy_from_slice(piece);
-        at += piece.len();
-    }
-    all.freeze()
+    Buf::copy_all(pieces)
 }
 
 #[cfg(test)]
