@@ -224,7 +224,8 @@ fn errors_are_two_lines_and_a_code() {
         &["volume", "create", &long, "1G"],
         2,
         &format!(
-            "error[E0103]: volume name '{}...' is 10000 bytes long, at most 64 are allowed {rule}\n",
+            "error[E0103]: volume name '{}...' is 10000 bytes long, at most 64 are allowed \
+             {rule}\n",
             "x".repeat(40)
         ),
     );

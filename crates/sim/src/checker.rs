@@ -590,7 +590,8 @@ mod tests {
             let mut h = History::default();
             let (mut value, mut next) = ([0u32; 8], 1);
             // Each operation has a call, an effect and a return, mixed with those of others.
-            let mut running: Vec<(super::OpIndex, Kind, u64, u32, Option<Vec<u32>>, bool)> = vec![];
+            type Running = (super::OpIndex, Kind, u64, u32, Option<Vec<u32>>, bool);
+            let mut running: Vec<Running> = vec![];
             for _ in 0..120 {
                 if running.len() < 5 && rng.below(2) == 0 {
                     let first = rng.below(8);

@@ -74,6 +74,8 @@ pub struct ClusterSpec {
     pub volumes: Vec<(u64, Policy)>,
     /// Clients: host, volume and mix of each.
     pub clients: Vec<(u16, usize, Mix)>,
+    /// Hosts of the members of each leg of each volume; none: by chance.
+    pub placement: Option<Vec<Vec<Vec<u16>>>>,
     /// Operations of each volume's clients, in all.
     pub ops: u64,
     /// Seconds before a lost member is rebuilt elsewhere.
@@ -109,15 +111,18 @@ impl ClusterSpec {
             }
         }
         let repair_delay_s = *rng.pick(&[5, 60, 3600]);
-        Self { volumes, clients, ops, repair_delay_s }
+        Self { volumes, clients, placement: None, ops, repair_delay_s }
     }
 }
+
+/// A host's node while the host is up.
+type Running<T> = Option<Node<SimWorld, <T as Storage>::Store>>;
 
 struct Inner<T: Storage> {
     rig: Rig,
     spec: ClusterSpec,
     storage: T,
-    nodes: RefCell<Vec<Option<Node<SimWorld, T::Store>>>>,
+    nodes: RefCell<Vec<Running<T>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
     violations: RefCell<Vec<String>>,
@@ -144,7 +149,13 @@ pub fn group_id(host: u16) -> GroupId {
 }
 
 /// The cluster that all simulated hosts belong to.
-pub const CLUSTER: ClusterId = ClusterId(0xa70_11);
+pub const CLUSTER: ClusterId = ClusterId(0x000a_7011);
+
+/// Any hosts, in any order.
+fn some_hosts(rng: &mut Rng, hosts: u16, count: usize) -> Vec<u16> {
+    let mut all: Vec<u16> = (0..hosts).collect();
+    (0..count).map(|_| all.swap_remove(rng.below(all.len() as u64) as usize)).collect()
+}
 
 fn volume_name(volume: usize) -> String {
     format!("v{volume}")
@@ -184,11 +195,11 @@ impl<T: Storage> Cluster<T> {
         self.0.rig.executor()
     }
 
-    fn say(&self, host: Option<u16>, text: String) {
+    pub(crate) fn say(&self, host: Option<u16>, text: String) {
         self.executor().trace().fact(self.executor().now(), host, "cluster", text);
     }
 
-    fn violated(&self, text: String) {
+    pub(crate) fn violated(&self, text: String) {
         self.say(None, format!("VIOLATION: {text}"));
         self.0.violations.borrow_mut().push(text);
     }
@@ -269,7 +280,7 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// Starts the hosts and makes the volumes, with nothing going wrong.
-    async fn set_up(&self) -> Result<(), String> {
+    pub(crate) async fn set_up(&self) -> Result<(), String> {
         let rig = &self.0.rig;
         let mut rng = Rng::named(rig.seed(), "placement");
         let record = ClusterRecord {
@@ -294,11 +305,12 @@ impl<T: Storage> Cluster<T> {
             let id = ObjectId(rng.next());
             let mut legs = Vec::new();
             for leg in 0..legs_needed(policy, *size_bytes) {
-                // Any hosts, in any order.
-                let mut hosts: Vec<u16> = (0..rig.hosts()).collect();
+                let hosts = match &self.0.spec.placement {
+                    Some(placement) => placement[v][leg].clone(),
+                    None => some_hosts(&mut rng, rig.hosts(), policy.members()),
+                };
                 let mut members = Vec::new();
-                for _ in 0..policy.members() {
-                    let host = hosts.swap_remove(rng.below(hosts.len() as u64) as usize);
+                for host in hosts {
                     members.push(MemberRecord {
                         component: ComponentId(rng.next()),
                         host: host_id(host),
@@ -306,7 +318,6 @@ impl<T: Storage> Cluster<T> {
                         state: MemberState::Active,
                     });
                 }
-                let _ = leg;
                 legs.push(LegRecord { members });
             }
             let object = ObjectRecord {
@@ -358,7 +369,7 @@ impl<T: Storage> Cluster<T> {
         self.0.rig.directory().apply(&txn).expect("small values");
     }
 
-    fn node(&self, host: u16) -> Option<Node<SimWorld, T::Store>> {
+    pub(crate) fn node(&self, host: u16) -> Option<Node<SimWorld, T::Store>> {
         self.0.nodes.borrow()[usize::from(host)].clone()
     }
 
@@ -398,7 +409,7 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    fn unhealthy(&self) -> Option<String> {
+    pub(crate) fn unhealthy(&self) -> Option<String> {
         if let Some(host) = self.0.nodes.borrow().iter().position(Option::is_none) {
             return Some(format!("h{host} does not come up"));
         }
@@ -435,6 +446,12 @@ impl<T: Storage> Cluster<T> {
             self.wait(Nanos::from_ms(50)).await;
         }
         rig.heal();
+        self.finish(plan.victim).await;
+    }
+
+    /// After everything has healed: waits for what must end, and looks at everything.
+    pub(crate) async fn finish(&self, victim: Option<u16>) {
+        let rig = &self.0.rig;
         let limit = self.executor().now() + SETTLE_MAX;
         self.0.books.iter().for_each(Book::stop);
         while self.0.books.iter().any(|b| b.running() > 0) {
@@ -473,11 +490,11 @@ impl<T: Storage> Cluster<T> {
             }
         }
         for host in self.0.storage.replaced() {
-            if plan.victim != Some(host) {
+            if victim != Some(host) {
                 self.violated(format!("the disks of h{host} had to be replaced, undamaged"));
             }
         }
-        self.walk_disks(plan.victim).await;
+        self.walk_disks(victim).await;
     }
 
     /// Ends all hosts and looks at what their disks hold.
@@ -499,7 +516,7 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// Reads a volume through every host, and from every active copy.
-    async fn read_back(&self, v: usize) -> Result<(), String> {
+    pub(crate) async fn read_back(&self, v: usize) -> Result<(), String> {
         let book = &self.0.books[v];
         let (size, _) = self.0.spec.volumes[v];
         let sectors = (size / SECTOR as u64) as u32;
@@ -528,7 +545,7 @@ impl<T: Storage> Cluster<T> {
                 match found {
                     Ok(()) => slot += 1,
                     Err(_) if self.executor().now() < limit => {
-                        self.wait(Nanos::from_ms(500)).await;
+                        self.wait(Nanos::from_secs(3)).await;
                     }
                     Err(why) => return Err(why),
                 }
@@ -558,7 +575,11 @@ impl<T: Storage> Cluster<T> {
             let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: blocks };
             let read = match store.read(member.component, range).await {
                 Ok(read) => read,
-                Err(error) => return Ok(Err(format!("copy on h{host}, chunk {chunk}: {error}"))),
+                Err(error) => {
+                    // What clients never read, a scrub finds.
+                    store.scrub(Some(member.component), 1 << 30);
+                    return Ok(Err(format!("copy on h{host}, chunk {chunk}: {error}")));
+                }
             };
             let bytes = atoll_world::buf::join(&read.payload);
             for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
@@ -566,7 +587,8 @@ impl<T: Storage> Cluster<T> {
                 let found = pattern::tag(sector, at);
                 if found != Ok(tags[at as usize]) {
                     return Err(format!(
-                        "copy on h{host} of sector {at} is of write {found:?}, the volume shows                          write {}; tag {:?}",
+                        "copy on h{host} of sector {at} is of write {found:?}, the volume shows \
+                         write {}; tag {:?}",
                         tags[at as usize],
                         read.tags[i / 8]
                     ));

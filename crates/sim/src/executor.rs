@@ -702,7 +702,7 @@ mod tests {
     fn waiting_for_nothing_is_reported() {
         let ex = executor(6);
         let (keep, wait) = oneshot::<()>();
-        let got = ex.block_on(Nanos(100), async move { wait.await });
+        let got = ex.block_on(Nanos(100), wait);
         assert_eq!(got, Err(Stuck::Idle));
         drop(keep);
         let ex2 = ex.clone();

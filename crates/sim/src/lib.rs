@@ -16,6 +16,7 @@
 //! | [`trace`] | what happened, and its hash |
 //! | [`cluster`] | the real node on those machines, its volumes and what must hold of them |
 //! | [`storage`], [`ideal`] | what a host keeps its components on |
+//! | [`scenario`] | one story, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
 //!
@@ -37,6 +38,7 @@ pub mod pattern;
 pub mod rig;
 pub mod rng;
 pub mod run;
+pub mod scenario;
 pub mod storage;
 pub mod trace;
 pub mod workload;

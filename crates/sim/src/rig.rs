@@ -60,6 +60,9 @@ pub struct RigSpec {
     pub net: NetProfile,
 }
 
+/// Told of a host whose program has ended: its number.
+type Death = dyn Fn(u16);
+
 /// Starts the program of a host: its number, its disks, its world.
 pub type Boot = dyn Fn(u16, Vec<SimDisk>, SimWorld);
 
@@ -79,7 +82,7 @@ struct Inner {
     directory: DirectoryService,
     hosts: Vec<HostRig>,
     boot: RefCell<Option<Rc<Boot>>>,
-    death: RefCell<Option<Rc<dyn Fn(u16)>>>,
+    death: RefCell<Option<Rc<Death>>>,
     rng: RefCell<Rng>,
     /// No more events: what is still planned does nothing.
     healed: Cell<bool>,

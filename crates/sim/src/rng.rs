@@ -25,6 +25,7 @@ impl Rng {
     }
 
     /// 64 random bits.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, so it is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)

@@ -1,6 +1,7 @@
 //! One seed, one run; many seeds, one report.
 //!
-//! Knows neither clocks nor threads nor files: whoever calls decides when to stop and what to print.
+//! Knows neither clocks nor threads nor files: whoever calls decides when to stop and what to
+//! print.
 
 use crate::cluster::{Cluster, ClusterSpec, Storage};
 use crate::disk::DiskProfile;

@@ -42,6 +42,15 @@ impl Mix {
     }
 }
 
+/// How a range is made zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clear {
+    /// Its space is freed.
+    Discard,
+    /// It may be.
+    Zero,
+}
+
 /// What all clients of one volume share with the harness; clones are the same.
 #[derive(Clone)]
 pub struct Book(Rc<Inner>);
@@ -145,6 +154,50 @@ impl Book {
         Ok(tags)
     }
 
+    /// The tag of the next write.
+    pub fn next_tag(&self) -> Tag {
+        let tag = self.0.next_tag.get();
+        self.0.next_tag.set(tag + 1);
+        tag
+    }
+
+    /// Writes, or clears, a range (first sector, sectors) and writes down how it ended.
+    ///
+    /// # Errors
+    /// The volume's.
+    pub async fn change<V: Volume>(
+        &self,
+        volume: &V,
+        client: u32,
+        kind: Kind,
+        how: Clear,
+        (first, sectors): (u64, u32),
+        rng: &mut Rng,
+    ) -> Result<(), VolumeError> {
+        let history = &self.0.history;
+        let (at, len) = (first * SECTOR as u64, u64::from(sectors) * SECTOR as u64);
+        let op = history.borrow_mut().call(client, kind.clone(), first, sectors, self.now());
+        let result = match (kind, how) {
+            (Kind::Write(tag), _) => {
+                volume.write(at, cut(pattern::fill(tag, first, sectors), rng)).await
+            }
+            (_, Clear::Discard) => volume.discard(at, len).await,
+            (_, Clear::Zero) => {
+                let may_unmap = rng.below(2) == 0;
+                volume.zero(at, len, ZeroFlags { may_unmap, fast_only: false }).await
+            }
+        };
+        match &result {
+            Ok(()) => history.borrow_mut().done(op, self.now()),
+            Err(VolumeError::OutOfRange { .. } | VolumeError::ReadOnly) => {
+                history.borrow_mut().refused(op);
+            }
+            // Anything else may have happened, or may yet.
+            Err(_) => {}
+        }
+        result
+    }
+
     /// A client at work until the book is full, it is stopped, or its volume is gone.
     pub async fn client<V: Volume>(self, volume: V, mix: Mix, mut rng: Rng) {
         let inner = &*self.0;
@@ -155,12 +208,9 @@ impl Book {
         while !self.is_over() {
             inner.ops_left.set(inner.ops_left.get() - 1);
             let (first, sectors) = self.range(&mix, &mut rng);
-            let (at, len) = (first * SECTOR as u64, u64::from(sectors) * SECTOR as u64);
             let dice = rng.below(100) as u8;
             let kind = if dice < mix.write {
-                let tag = inner.next_tag.get();
-                inner.next_tag.set(tag + 1);
-                Kind::Write(tag)
+                Kind::Write(self.next_tag())
             } else if dice < mix.write + mix.discard + mix.zero {
                 Kind::Zero
             } else {
@@ -169,27 +219,8 @@ impl Book {
             let result = if matches!(kind, Kind::Read(_)) {
                 self.read(&volume, client, first, sectors).await.map(|_| ())
             } else {
-                let call = kind.clone();
-                let op = inner.history.borrow_mut().call(client, call, first, sectors, self.now());
-                let result = match kind {
-                    Kind::Write(tag) => {
-                        let data = cut(pattern::fill(tag, first, sectors), &mut rng);
-                        volume.write(at, data).await
-                    }
-                    _ if dice < mix.write + mix.discard => volume.discard(at, len).await,
-                    _ => {
-                        let may_unmap = rng.below(2) == 0;
-                        volume.zero(at, len, ZeroFlags { may_unmap, fast_only: false }).await
-                    }
-                };
-                match &result {
-                    Ok(()) => inner.history.borrow_mut().done(op, self.now()),
-                    Err(VolumeError::OutOfRange { .. } | VolumeError::ReadOnly) => {
-                        inner.history.borrow_mut().refused(op);
-                    }
-                    Err(_) => {}
-                }
-                result
+                let how = if dice < mix.write + mix.discard { Clear::Discard } else { Clear::Zero };
+                self.change(&volume, client, kind, how, (first, sectors), &mut rng).await
             };
             if let Err(error) = result {
                 inner.errors.set(inner.errors.get() + 1);
