@@ -322,7 +322,7 @@ def report(bench, process):
         f"{options.runtime} s after {options.ramp} s\n"
     )
     print(
-        f"{'workload':<12}{'raw O_DIRECT':>14}{'raw O_DSYNC':>14}{'atoll':>12}{'mean us':>9}{'p99 us':>9}"
+        f"{'workload':<12}{'raw O_DIRECT':>14}{'raw O_DSYNC':>14}{'atoll':>12}{'mean us':>10}{'p99 us':>11}"
         f"{'CPU us/IO':>11}{'ratio':>8}  bound"
     )
     for workload in options.workloads:
@@ -348,7 +348,7 @@ def report(bench, process):
         cpu = bench.median("atoll", workload, "cpu_us")
         print(
             f"{workload:<12}{cell('raw'):>14}{cell('dsync'):>14}{cell('atoll'):>12}"
-            f"{bench.median('atoll', workload, 'mean_us'):>9,.0f}{bench.median('atoll', workload, 'p99_us'):>9,.0f}"
+            f"{bench.median('atoll', workload, 'mean_us'):>10,.0f}{bench.median('atoll', workload, 'p99_us'):>11,.0f}"
             f"{'-' if cpu is None else f'{cpu:.1f}':>11}{ratio:>8.2f}  {verdict}"
         )
         rows.append(
