@@ -323,6 +323,56 @@ class Daemons(ClusterTest):
         self.assertRegex(log, "(?i)disk wipe")
 
 
+class Disks(ClusterTest):
+    @row("issue: a disk too small, not aligned, with a file system, in use, missing")
+    def test_refused(self):
+        _, member, rest = self.roles()
+        place = self.cluster.host_dir(rest)
+        cases = {
+            "small": (512 << 20, "small|at least"),
+            "ext4": (2 << 30, "ext4|file system"),
+        }
+        with open(self.config(rest), "a", encoding="utf-8") as config:
+            for name, (size, _) in cases.items():
+                path = os.path.join(place, name)
+                with open(path, "wb") as f:
+                    f.truncate(size)
+                config.write(f'\n[[group]]\ndisks = ["{path}"]\n')
+            config.write(f'\n[[group]]\ndisks = ["{place}/nothing"]\n')
+            config.write(f'\n[[group]]\ndisks = ["{place}/odd"]\n')
+        with open(os.path.join(place, "odd"), "wb") as f:
+            f.truncate((2 << 30) + 1000)
+        run(["mke2fs", "-q", "-t", "ext4", "-F", os.path.join(place, "ext4")])
+        self.cluster.kill(rest)
+        self.cluster.start(rest)
+        listed = {d["path"]: d for d in self.cluster.get("disk", "list", host=rest)}
+        for name, (_, says) in cases.items():
+            path = os.path.join(place, name)
+            self.assertIn(listed[path]["state"], ("unusable", "foreign"))
+            self.assertRegex(listed[path]["detail"], f"(?i){says}")
+            self.refused("group", "create", path, host=rest, says=[says, name])
+        self.assertEqual(listed[f"{place}/nothing"]["state"], "missing")
+        self.refused("group", "create", f"{place}/nothing", host=rest, says="nothing")
+        # The end of a file that is no whole block is left alone.
+        self.assertEqual(listed[f"{place}/odd"]["size_bytes"], 2 << 30)
+        self.cluster.cli("group", "create", f"{place}/odd", host=rest)
+        self.assertEqual(os.path.getsize(f"{place}/odd"), (2 << 30) + 1000)
+        # One that is in use is neither made again nor wiped.
+        used = self.cluster.disks(rest)[0]
+        self.refused("group", "create", used, host=rest)
+        self.refused("disk", "wipe", used, "--yes", host=rest, says="running")
+        # A file system goes only when it is named and wiped; then the disk can be taken.
+        wiped = os.path.join(place, "ext4")
+        self.cluster.cli("disk", "wipe", wiped, "--yes", host=rest)
+        self.cluster.cli("group", "create", wiped, host=rest)
+        with Client(self.cluster.nbd(rest), self.volume) as client:
+            client.write(0, b"w" * 4096)
+            self.assertEqual(client.read(0, 4096), b"w" * 4096)
+
+    def config(self, host):
+        return os.path.join(self.cluster.host_dir(host), "atoll.toml")
+
+
 class Nbd(ClusterTest):
     """The export as other people's tools see it."""
 
