@@ -352,8 +352,8 @@ mod tests {
         assert_eq!(
             text,
             "items:\n  - deep:\n      empty: {}\n      list:\n        - 1\n        - - 2\n\
-             \x20         - 3\n    name: a\n  - name: b\nkind: VolumeList\n\"n\": 3\nnone: null\nnothing: \
-             []\nratio: 0.5\ntexts:\n  - \"no\"\n  - \"1.5\"\n  - \"\"\n  - \"a: b\"\n  - \
+             \x20         - 3\n    name: a\n  - name: b\nkind: VolumeList\n\"n\": 3\nnone: null\n\
+             nothing: []\nratio: 0.5\ntexts:\n  - \"no\"\n  - \"1.5\"\n  - \"\"\n  - \"a: b\"\n  - \
              \"line\\nbreak\"\n  - x\n\"yes\": true\n"
         );
     }
