@@ -572,12 +572,23 @@ impl<W: World, S: Components> Owner<W, S> {
                 self.call(m.host, Lane::Control, request, CALL_DEADLINE)
             });
             let replies = futures_util::future::join_all(calls).await;
-            if replies.iter().any(|r| matches!(r, Ok(Reply::Yes(true)))) {
-                return Ok(true);
+            let says = |want: bool| {
+                let said =
+                    |r: &Result<Reply, CallError>| matches!(r, Ok(Reply::Yes(y)) if *y == want);
+                replies.iter().filter(|r| said(r)).count()
+            };
+            let (yes, no) = (says(true), says(false));
+            // Every member's word is needed: one that cannot be asked may be the one that knows.
+            if yes + no == awaited.len() && yes * no == 0 {
+                return Ok(yes > 0);
             }
-            // "No" needs every member's word: one that cannot be asked may be the one that has it.
-            if replies.iter().all(|r| matches!(r, Ok(Reply::Yes(false)))) {
-                return Ok(false);
+            if yes + no == awaited.len() {
+                // A member that was brought up to date may still list an operation of its own
+                // that the copy undid, and has no tickets of what it was copied. Neither "done"
+                // nor doing it again is safe then (F11, F19): the client is told that it is open.
+                sometimes!("owner.outcome_of_an_earlier_attempt_is_open");
+                let why = "the outcome of this write is not known: a host failed meanwhile";
+                return Err(VolumeError::Io(why.into()).into());
             }
             if self.now() > until {
                 let why = "the members could not be asked about an earlier attempt".into();
