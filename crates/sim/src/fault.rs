@@ -349,6 +349,10 @@ impl Plan {
                     | FaultKind::ClockRate
                     | FaultKind::DirectorySlow
                     | FaultKind::ReadError
+                    // Of the victim itself only, see `Rig::befall`.
+                    | FaultKind::Kill
+                    | FaultKind::KillAtAwait
+                    | FaultKind::PowerLoss
             );
             if (medium && !damages) || (damages && !medium && !quiet) {
                 on = on.without(*kind);

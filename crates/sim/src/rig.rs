@@ -318,7 +318,9 @@ impl Rig {
                 return;
             }
             let kind = *rng.pick(&plan.events);
-            let host = rng.below(u64::from(self.hosts())) as u16;
+            let any = rng.below(u64::from(self.hosts())) as u16;
+            // One failure at a time is promised: it is the host with the damaged disks that dies.
+            let host = plan.victim.unwrap_or(any);
             let (rig, rng) = (self.clone(), Rng::named(rng.next(), "one event"));
             let victim = plan.victim;
             self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));

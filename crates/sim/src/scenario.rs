@@ -9,7 +9,7 @@
 //! | `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1` | the host |
 //! | `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`, `cut1 h0 h1`, `join1 h0 h1` | the network |
 //! | `directory down`, `directory up` | the directory |
-//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `flip h1`, `slow h1 x=100`, `lose h1 next=1` | disks |
+//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `flip h1`, `slow h1 x=100`, `lose h1 writes=1` (and `=0`) | disks |
 //! | `run 5s` | time passes |
 //! | `healthy within=60s` | waits until every object has all its copies |
 //!
@@ -29,12 +29,17 @@ use crate::rng::Rng;
 use crate::storage::RealStorage;
 use crate::trace::Trace;
 use crate::workload::{Book, Clear};
+use crate::world::SimWorld;
 use atoll_format::record::Policy;
 use atoll_format::units::parse_size;
+use atoll_node::CountedVolume;
+use atoll_store::Store;
 use atoll_world::Nanos;
 use atoll_world::volume::Volumes;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::rc::Rc;
 
 /// Layers whose lines are told.
 const TOLD: &[&str] = &["fault", "node", "cluster", "client"];
@@ -112,7 +117,9 @@ pub fn play(text: &str) -> Result<String, String> {
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .map(Command::parse)
         .collect();
-    let machines = commands.iter().position(|c| c.words.first().is_none_or(|w| w != "cluster" && w != "volume"));
+    let machines = commands
+        .iter()
+        .position(|c| c.words.first().is_none_or(|w| w != "cluster" && w != "volume"));
     let rest = commands.split_off(machines.unwrap_or(commands.len()));
     let first = commands.first().ok_or("a story begins with 'cluster'")?;
     let (hosts, seed) = (first.number("hosts")? as u16, first.number("seed")?);
@@ -143,7 +150,7 @@ pub fn play(text: &str) -> Result<String, String> {
     let trace = Trace::new(true);
     let rig = Rig::new(seed, machines, trace.clone());
     let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(16 << 20));
-    let stage = Stage { rig: rig.clone(), cluster: cluster.clone() };
+    let stage = Stage { rig: rig.clone(), cluster: cluster.clone(), open: Rc::default() };
     let end = rig.executor().block_on(STORY_MAX, stage.tell(rest));
     cluster.judge();
     let mut told = String::new();
@@ -168,7 +175,11 @@ pub fn play(text: &str) -> Result<String, String> {
 struct Stage {
     rig: Rig,
     cluster: Cluster<RealStorage>,
+    /// As a guest's disk is: opened once in a life of its host.
+    open: Rc<RefCell<BTreeMap<(LifeId, String), Opened>>>,
 }
+
+type Opened = CountedVolume<SimWorld, Store<SimWorld>>;
 
 impl Stage {
     async fn wait(&self, span: Nanos) {
@@ -186,6 +197,7 @@ impl Stage {
         for (n, command) in commands.iter().enumerate() {
             self.carry_out(n as u32, command).await?;
         }
+        self.open.borrow_mut().clear();
         self.rig.heal();
         self.cluster.finish(None).await;
         Ok(())
@@ -284,11 +296,18 @@ impl Stage {
         via: u16,
         range: (u64, u32),
     ) -> String {
-        let Some(node) = self.cluster.node(via) else { return format!("h{via} is down") };
-        let volume = match node.open(name).await {
-            Ok(volume) => volume,
-            Err(error) => return error.to_string(),
+        let (Some(node), Some(life)) = (self.cluster.node(via), self.rig.life(via)) else {
+            return format!("h{via} is down");
         };
+        let open = self.open.borrow().get(&(life, name.to_owned())).cloned();
+        let volume = match open {
+            Some(volume) => volume,
+            None => match node.open(name).await {
+                Ok(volume) => volume,
+                Err(error) => return error.to_string(),
+            },
+        };
+        self.open.borrow_mut().insert((life, name.to_owned()), volume.clone());
         let mut rng = Rng::named(u64::from(number), "scenario");
         let result = match what {
             "read" => {

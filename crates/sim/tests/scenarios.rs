@@ -1,5 +1,6 @@
 //! Every story in `scenarios/` goes as it is told there. `ATOLL_REGENERATE=1` writes what happens
-//! now below the line; the change is then read in review.
+//! now below the line; the change is then read in review. What lies in `scenarios/open/` is known to
+//! go wrong: it moves up once it is mended.
 
 #![allow(clippy::disallowed_methods, reason = "a test that reads files")]
 
@@ -8,8 +9,11 @@ use std::path::Path;
 #[test]
 fn stories_go_as_they_are_told() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
-    let mut files: Vec<_> =
-        std::fs::read_dir(&dir).expect("there").map(|e| e.expect("readable").path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(&dir)
+        .expect("there")
+        .map(|e| e.expect("readable").path())
+        .filter(|p| p.is_file())
+        .collect();
     files.sort();
     assert!(files.len() >= 5, "{} stories", files.len());
     let regenerate = std::env::var_os("ATOLL_REGENERATE").is_some();
