@@ -218,6 +218,12 @@ impl<W: World, S: Components> Node<W, S> {
         if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
             return false;
         }
+        // Named as the owner and not serving: a takeover of this life got no further.
+        let me = (self.0.config.host, self.0.incarnation);
+        if record.owner.is_some_and(|o| (o.host, o.incarnation) == me) {
+            sometimes!("care.takes_over_again");
+            return true;
+        }
         if record.owner.is_some_and(|o| self.is_alive_life(o.host, o.incarnation)) {
             return false;
         }
