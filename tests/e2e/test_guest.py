@@ -24,6 +24,7 @@ class RealGuest(ClusterTest):
             self.cluster.nbd(host),
             self.volume,
             guests.accelerator(self.image),
+            kernel_of=self.image,
         )
         guest.boot()
         return guest

@@ -7,9 +7,11 @@
 //! | `write v0 via=h0 at=0 len=4KiB` | waits for the answer; also `read`, `discard`, `zero` |
 //! | `begin write v0 ...` | does not wait; the answer is told when it comes |
 //! | `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1` | the host |
-//! | `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`, `cut1 h0 h1`, `join1 h0 h1` | the network |
+//! | `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1` | the network |
+//! | `cut1 h0 h1`, `join1 h0 h1` | one direction of it |
 //! | `directory down`, `directory up` | the directory |
-//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `flip h1`, `slow h1 x=100`, `lose h1 writes=1` (and `=0`) | disks |
+//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `flip h1` | disks |
+//! | `slow h1 x=100`, `lose h1 writes=1` (and `=0`) | disks |
 //! | `run 5s` | time passes |
 //! | `healthy within=60s` | waits until every object has all its copies |
 //!

@@ -1,5 +1,6 @@
 //! Every story in `scenarios/` goes as it is told there. `ATOLL_REGENERATE=1` writes what happens
-//! now below the line; the change is then read in review. What lies in `scenarios/open/` is known to
+//! now below the line; the change is then read in review. What lies in `scenarios/open/` is known
+//! to
 //! go wrong: it moves up once it is mended.
 
 #![allow(clippy::disallowed_methods, reason = "a test that reads files")]
