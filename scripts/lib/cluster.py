@@ -144,14 +144,28 @@ class Cluster:
 
     # Faults and their ends.
 
-    def kill(self, host, number=signal.SIGKILL):
-        """Ends a host's process at once, as a crash does, and waits until it is gone."""
+    def kill(self, host):
+        """SIGKILL: ends a host's process at once, as a crash does. Returns the pid it had."""
         pid = self.pid(host)
         if not pid:
             raise RuntimeError(f"host{host} does not run")
-        os.kill(pid, number)
+        self.tool("dev", "kill", f"host{host}", "--dir", self.directory)
         wait_until(f"host{host} to be gone", lambda: not alive(pid), 10)
         return pid
+
+    def kill_at_once(self, hosts):
+        """SIGKILL for several hosts in the same moment."""
+        pids = [pid for pid in map(self.pid, hosts) if pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until("all to be gone", lambda: not any(map(alive, pids)), 10)
+        wait_until("atoll dev to see it", lambda: not self.running(hosts), 10)
+
+    def running(self, hosts):
+        """Those of `hosts` that `atoll dev` says are running."""
+        shown = json.loads(self.tool("dev", "status", "--dir", self.directory, "-o", "json").stdout)
+        names = {p["name"] for p in shown["items"] if p["state"] == "running"}
+        return [host for host in hosts if f"host{host}" in names]
 
     def start(self, host, serving=True):
         self.tool("dev", "start", f"host{host}", "--dir", self.directory)

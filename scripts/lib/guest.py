@@ -113,21 +113,26 @@ class Guest:
         return " | ".join(text) or "no output"
 
     def _read(self):
-        with self._socket.makefile("r", errors="replace") as stream:
-            for line in stream:
-                words = line.split()
-                if not words:
-                    continue
-                with self._lock:
-                    if words[0] == "d" and len(words) == 3:
-                        self.durable[int(words[1])] = int(words[2])
-                    elif words[0] == "r" and len(words) == 3:
-                        self.samples.append((time.monotonic(), int(words[1]), int(words[2])))
-                    else:
-                        self.lines.append(words)
-                    self._lock.notify_all()
+        try:
+            with self._socket.makefile("r", errors="replace") as stream:
+                for line in stream:
+                    self._hear(line.split())
+        except OSError:
+            pass  # QEMU was killed
         with self._lock:
             self.ended = True
+            self._lock.notify_all()
+
+    def _hear(self, words):
+        with self._lock:
+            if not words:
+                return
+            if words[0] == "d" and len(words) == 3:
+                self.durable[int(words[1])] = int(words[2])
+            elif words[0] == "r" and len(words) == 3:
+                self.samples.append((time.monotonic(), int(words[1]), int(words[2])))
+            else:
+                self.lines.append(words)
             self._lock.notify_all()
 
     def command(self, text):

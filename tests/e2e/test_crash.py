@@ -63,9 +63,7 @@ class Crash(ClusterTest):
         with Load(self.cluster, self.volume) as load:
             for _ in range(2):
                 load.wait_progress()
-                for host in (1, 2, 3):
-                    os.kill(self.cluster.pid(host), signal.SIGKILL)
-                wait_until("all to be gone", lambda: not any(map(self.cluster.pid, (1, 2, 3))), 10)
+                self.cluster.kill_at_once((1, 2, 3))
                 for host in (1, 2, 3):
                     self.cluster.start(host, serving=False)
                 load.wait_progress(timeout_s=ALL_S)

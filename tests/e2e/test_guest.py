@@ -61,8 +61,7 @@ class RealGuest(ClusterTest):
         guest = self.boot(1)
         guest.start(seed=8)
         self.wait_writes(guest, 1000, 60)
-        for host in (1, 2, 3):
-            self.cluster.kill(host)
+        self.cluster.kill_at_once((1, 2, 3))
         guest.process.kill()
         guest.process.wait()
         for host in (1, 2, 3):
