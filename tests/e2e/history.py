@@ -32,6 +32,7 @@ class History:
 
     def __init__(self):
         self.writes = []  # (block, value, begin, end or NEVER)
+        self.cut_off = []  # (block, value, begin, by): took effect by then, or never
         self.reads = []  # (block, value, begin, end)
         self.torn = []  # (block, begin)
 
@@ -40,6 +41,7 @@ class History:
         whole = History()
         for history in histories:
             whole.writes += history.writes
+            whole.cut_off += history.cut_off
             whole.reads += history.reads
             whole.torn += history.torn
         return whole
@@ -52,6 +54,10 @@ class History:
             writes[block].append(rest)
         for block, *rest in self.reads:
             reads[block].append(rest)
+        seen = {(block, value) for block, value, *_ in self.reads}
+        for block, value, *times in self.cut_off:
+            if (block, value) in seen:
+                writes[block].append([value, *times])
         for block in sorted(set(writes) | set(reads)):
             found += [f"block {block}: {text}" for text in _block(writes[block], reads[block])]
         return found

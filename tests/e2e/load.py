@@ -1,8 +1,11 @@
 """Clients that write unique values and read them back through several hosts while hosts fail.
 
 A client whose connection breaks does what a guest's driver does: it connects again, to the next
-of its hosts, and repeats the very same request. What it saw goes into a History, which must be
-linearizable.
+of its hosts, and repeats its request. NBD gives a request no name that would outlive the connection,
+so the first attempt and the repetition are two writes: each has values of its own. Where a client
+is the only one to write its blocks (`private`), the first attempt must have had its effect before
+the repetition is answered, or never: it must not land after anything newer. What the clients saw
+goes into a History, which must be linearizable.
 """
 
 import random
@@ -39,21 +42,22 @@ class Worker(threading.Thread):
 
     def operation(self):
         blocks = 1 if self.random.random() < 0.8 else self.random.randint(2, 8)
-        first = self.random.randrange(self.load.blocks - blocks + 1)
         writing = self.random.random() < self.load.write_share
-        values = []
-        if writing:
-            for _ in range(blocks):
-                self.value += self.load.clients
-                values.append(self.value)
+        lowest, count = 0, self.load.blocks
+        if writing and self.load.private:
+            count //= self.load.clients
+            lowest, blocks = self.index * count, min(blocks, count)
+        first = lowest + self.random.randrange(count - blocks + 1)
         begin = self.since = time.monotonic()
-        data = self.attempt(first, values, blocks)
+        data, attempts = self.attempt(first, blocks, writing)
         end, self.since = time.monotonic(), None
-        if writing:
-            for i, value in enumerate(values):
-                self.history.writes.append(
-                    (first + i, value, begin, NEVER if data is None else end)
-                )
+        if attempts:
+            *cut_off, (values, last) = attempts
+            for i in range(blocks):
+                self.history.writes.append((first + i, values[i], last, NEVER if data is None else end))
+                for earlier, at in cut_off:
+                    by = end if self.load.private and data is not None else NEVER
+                    self.history.cut_off.append((first + i, earlier[i], at, by))
         elif data is not None:
             for i in range(blocks):
                 value = decode(data[i * BLOCK : (i + 1) * BLOCK])
@@ -64,19 +68,26 @@ class Worker(threading.Thread):
         if data is not None:
             self.done.append((end, end - begin))
 
-    def attempt(self, first, values, blocks):
-        """Until it is answered or the load stops (None: nobody knows what became of it)."""
-        offset, payload = first * BLOCK, b"".join(map(encode, values))
+    def fresh(self):
+        self.value += self.load.clients
+        return self.value
+
+    def attempt(self, first, blocks, writing):
+        """Until it is answered or the load stops (None: nobody knows what became of it). Also
+        returns the values that were sent and when, one entry an attempt."""
+        offset, attempts = first * BLOCK, []
         while True:
             try:
                 if self.client is None:
                     self.client = Client(
                         self.load.socket(self.hosts[0]), self.load.volume, REQUEST_TIMEOUT_S
                     )
-                if not values:
-                    return self.client.read(offset, blocks * BLOCK)
-                self.client.write(offset, payload)
-                return b""
+                if not writing:
+                    return self.client.read(offset, blocks * BLOCK), attempts
+                values = [self.fresh() for _ in range(blocks)]
+                attempts.append((values, time.monotonic()))
+                self.client.write(offset, b"".join(map(encode, values)))
+                return b"", attempts
             except NbdError as error:
                 if error.number != 108:  # ESHUTDOWN: the server ends; the next one takes over
                     raise
@@ -87,12 +98,13 @@ class Worker(threading.Thread):
                 self.client = None
             self.hosts = self.hosts[1:] + self.hosts[:1]
             if self.load.stopping.wait(RETRY_S) and time.monotonic() > self.load.deadline:
-                return None
+                return None, attempts
 
 
 class Load:
     """`clients` threads on `blocks` blocks of `volume`. `hosts`: which hosts each client uses, in
-    turn; client i begins with the i-th. With `sticky`, a client keeps to its first host."""
+    turn; client i begins with the i-th. With `sticky`, a client keeps to its first host; with
+    `private`, it alone writes its share of the blocks."""
 
     def __init__(
         self,
@@ -104,6 +116,7 @@ class Load:
         write_share=0.5,
         seed=None,
         sticky=False,
+        private=False,
     ):
         self.socket = cluster.nbd
         self.volume, self.clients, self.blocks, self.write_share = (
@@ -113,6 +126,7 @@ class Load:
             write_share,
         )
         self.seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
+        self.private = private
         self.stopping = threading.Event()
         self.deadline = NEVER
         self.workers = []

@@ -48,7 +48,7 @@ class Crash(ClusterTest):
     @row("58: a client cut off in mid-write repeats it elsewhere; it never lands after a newer one")
     def test_clients_move(self):
         owner, _, _ = self.roles()
-        with Load(self.cluster, self.volume, write_share=0.8, blocks=8) as load:
+        with Load(self.cluster, self.volume, write_share=0.8, blocks=18, private=True) as load:
             for _ in range(3):
                 load.wait_progress()
                 victim = self.owner(next(h for h in (1, 2, 3) if self.cluster.pid(h)))
@@ -72,8 +72,15 @@ class Crash(ClusterTest):
 
     @row("5: a random host dies every 3 s for 60 s")
     def test_loop(self):
+        self.loop(private=False)
+
+    @row("5, 58: the same, each client with blocks of its own")
+    def test_loop_private(self):
+        self.loop(private=True)
+
+    def loop(self, private):
         chance = random.Random(self.id())
-        with Load(self.cluster, self.volume) as load:
+        with Load(self.cluster, self.volume, private=private) as load:
             load.wait_progress()
             until = time.monotonic() + 60
             rounds = 0

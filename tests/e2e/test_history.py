@@ -32,6 +32,15 @@ class Checker(unittest.TestCase):
     def test_a_late_retry_over_a_newer_write_is_found(self):
         self.assertTrue(verdict([(1, 0, 2), (2, 3, 4)], [(2, 5, 6), (1, 7, 8)]))
 
+    def test_a_cut_off_write_may_vanish_but_not_come_late(self):
+        history = History()
+        history.writes = [(0, 2, 3, 4), (0, 3, 5, 6)]
+        history.cut_off = [(0, 1, 0, 4)]
+        history.reads = [(0, 2, 4.2, 4.5), (0, 3, 7, 8)]
+        self.assertEqual(history.violations(), [])
+        history.reads.append((0, 1, 9, 10))
+        self.assertTrue(history.violations())
+
     def test_a_value_from_elsewhere_is_found(self):
         self.assertTrue(verdict([(1, 0, 1)], [(7, 2, 3)]))
 

@@ -85,6 +85,20 @@ pub(crate) struct Op {
     pub poke: Notify,
     /// Members (slots) it has to be sent to again, in a new session.
     pub resend: RefCell<Vec<u8>>,
+    /// Calls that were made for it elsewhere, for the task that drives it.
+    pub fresh: Fresh,
+}
+
+/// Calls under way that nobody waits for yet.
+#[derive(Default)]
+pub(crate) struct Fresh(
+    pub RefCell<Vec<futures_util::future::LocalBoxFuture<'static, crate::owner::Answer>>>,
+);
+
+impl std::fmt::Debug for Fresh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Fresh({})", self.0.borrow().len())
+    }
 }
 
 impl Op {
@@ -330,6 +344,7 @@ mod tests {
             decided: Cell::new(false),
             poke: Notify::default(),
             resend: RefCell::default(),
+            fresh: Fresh::default(),
         })
     }
 

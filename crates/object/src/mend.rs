@@ -141,6 +141,7 @@ impl<W: World, S: Components> Owner<W, S> {
         match reply {
             Ok(Reply::Promise { .. }) => {
                 leg.on_attached(slot, session);
+                self.resend(leg, slot);
                 leg.poke_all();
                 Ok(())
             }

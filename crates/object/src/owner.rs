@@ -139,7 +139,7 @@ impl<W: World, S: Components> Drop for Ended<'_, W, S> {
 const CLIENTS_MAX: usize = 1024;
 
 /// The answer of one member to one append.
-type Answer = (u8, Session, Result<Reply, CallError>);
+pub(crate) type Answer = (u8, Session, Result<Reply, CallError>);
 /// Calls in flight of one operation.
 type Calls = FuturesUnordered<LocalBoxFuture<'static, Answer>>;
 
@@ -247,6 +247,16 @@ impl<W: World, S: Components> Owner<W, S> {
         calls.push(call.map(move |reply| (slot, session, reply)).boxed_local());
     }
 
+    /// Sends everything in flight again to a member with a new session, in order (R2).
+    pub(crate) fn resend(&self, leg: &Leg, slot: u8) {
+        for op in leg.in_flight() {
+            op.resend.borrow_mut().clear();
+            let calls = Calls::new();
+            self.send(leg, slot, &op, &calls);
+            op.fresh.0.borrow_mut().extend(calls);
+        }
+    }
+
     /// Replicates one operation whose range is locked; returns when it is decided.
     async fn submit(
         &self,
@@ -281,6 +291,7 @@ impl<W: World, S: Components> Owner<W, S> {
             decided: Cell::new(false),
             poke: Notify::default(),
             resend: RefCell::default(),
+            fresh: Default::default(),
         });
         leg.begin(op.clone());
         let calls = Calls::new();
@@ -318,8 +329,8 @@ impl<W: World, S: Components> Owner<W, S> {
                 return;
             }
             let poked = op.poke.notified();
-            for slot in op.resend.take() {
-                self.send(&leg, slot, &op, &calls);
+            for call in op.fresh.0.take() {
+                calls.push(call);
             }
             if leg.decide(&op) {
                 // Dropping the guard lets the next overlapping operation start.

@@ -234,6 +234,7 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         leg.with_member(slot, |m| m.role = Role::Resyncing { from });
         leg.on_attached(slot, session);
+        self.resend(leg, slot);
         leg.poke_all();
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
         true
