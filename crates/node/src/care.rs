@@ -5,7 +5,9 @@ use crate::admin::Ask;
 use crate::status::{NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_format::op::BlockState;
 use atoll_format::record::{self, MemberState, ObjectRecord, ObjectState, key};
+use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_object::Event;
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::StoreEvent;
@@ -24,8 +26,18 @@ const REAP_EVERY: Nanos = Nanos::from_secs(5);
 const ORPHAN_AFTER: Nanos = Nanos::from_secs(600);
 /// A volume that has been in the making for this long was given up by its maker.
 const CREATING_MAX_MS: u64 = 120_000;
-/// Bad blocks remembered until an owner takes them.
-const BAD_BLOCKS_MAX: usize = 4096;
+/// Chunks with bad blocks that are remembered until they are good; a scrub finds the others again.
+const BAD_CHUNKS_MAX: usize = 4096;
+/// After how long a bad block is handed over again, at first and at most.
+const BAD_RETRY_FIRST: Nanos = Nanos::from_secs(1);
+const BAD_RETRY_LAST: Nanos = Nanos::from_secs(30);
+
+/// When a chunk's bad blocks are handed over again.
+#[derive(Debug)]
+pub(crate) struct Retry {
+    at: Nanos,
+    after: Nanos,
+}
 
 impl<W: World, S: Components> Node<W, S> {
     // ---- events --------------------------------------------------------------------------
@@ -120,9 +132,10 @@ impl<W: World, S: Components> Node<W, S> {
                 let object = self.0.objects.members().object_of(component);
                 let message = format!("checksum of block {block} of component {component}");
                 self.note(Severity::Warning, "bad-block", object, message);
-                let mut bad = self.0.bad_blocks.borrow_mut();
-                if bad.len() < BAD_BLOCKS_MAX {
-                    bad.insert((component, block));
+                let mut bad = self.0.bad_chunks.borrow_mut();
+                if bad.len() < BAD_CHUNKS_MAX {
+                    let soon = Retry { at: Nanos::ZERO, after: BAD_RETRY_FIRST };
+                    bad.entry((component, block / BLOCKS_PER_CHUNK)).or_insert(soon);
                 }
             }
             StoreEvent::Failed(why) => {
@@ -147,25 +160,50 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// A damaged block is repaired by its object's owner. Without one, this host becomes it.
+    /// Damaged blocks are repaired by their object's owner; without one, this host becomes it.
+    /// They are handed over until they are good: an owner may be on its way out, or unable now.
     async fn hand_over_bad_blocks(&self) {
-        let bad: Vec<(ComponentId, u32)> =
-            self.0.bad_blocks.borrow().iter().take(64).copied().collect();
-        for (component, block) in bad {
-            let Some(object) = self.0.objects.members().object_of(component) else {
-                self.0.bad_blocks.borrow_mut().remove(&(component, block));
+        let now = self.world().now();
+        let due: Vec<(ComponentId, u32)> = {
+            let bad = self.0.bad_chunks.borrow();
+            let due = bad.iter().filter(|(_, retry)| retry.at <= now);
+            due.map(|(&key, _)| key).take(16).collect()
+        };
+        for (component, chunk) in due {
+            let blocks = self.bad_blocks_of(component, chunk).await;
+            let object = self.0.objects.members().object_of(component);
+            let (Some(object), false) = (object, blocks.is_empty()) else {
+                self.0.bad_chunks.borrow_mut().remove(&(component, chunk));
                 continue;
             };
-            if self.0.objects.owns(object) {
-                self.0.objects.on_bad_block(object, component, block);
-            } else if !self.owner_is_alive(object).await {
-                let _ = self.0.objects.adopt(object).await;
-                continue;
-            } else {
-                self.tell_owner_of_bad_block(object, component, block).await;
+            if let Some(retry) = self.0.bad_chunks.borrow_mut().get_mut(&(component, chunk)) {
+                retry.at = now + retry.after;
+                retry.after = (retry.after * 2).min(BAD_RETRY_LAST);
             }
-            self.0.bad_blocks.borrow_mut().remove(&(component, block));
+            if !self.0.objects.owns(object) && !self.owner_is_alive(object).await {
+                let _ = self.0.objects.adopt(object).await;
+            }
+            for block in blocks {
+                if self.0.objects.owns(object) {
+                    self.0.objects.on_bad_block(object, component, block);
+                } else {
+                    self.tell_owner_of_bad_block(object, component, block).await;
+                }
+            }
         }
+    }
+
+    /// The blocks of a chunk on this host that are known to be bad now.
+    async fn bad_blocks_of(&self, component: ComponentId, chunk: u32) -> Vec<u32> {
+        for store in self.0.objects.members().stores() {
+            if store.status(component).is_ok()
+                && let Ok(tags) = store.tags(component, chunk).await
+            {
+                let bad = (0u32..).zip(&tags).filter(|(_, tag)| tag.state == BlockState::Bad);
+                return bad.map(|(i, _)| chunk * BLOCKS_PER_CHUNK + i).collect();
+            }
+        }
+        Vec::new()
     }
 
     /// The owner finds the damage by reading the block from this member.

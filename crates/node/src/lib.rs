@@ -22,7 +22,7 @@ use atoll_world::sync::Notify;
 use atoll_world::volume::{ExportName, Volumes};
 use atoll_world::{Components, Nanos, VolumeError, World};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// Who this host is.
@@ -69,8 +69,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub event_notify: Notify,
     /// Volumes that front ends of this host have open, with the number of clients.
     pub open_volumes: RefCell<BTreeMap<ObjectId, u32>>,
-    /// Bad blocks not yet handed to an owner: (component, block).
-    pub bad_blocks: RefCell<BTreeSet<(atoll_format::id::ComponentId, u32)>>,
+    /// Chunks with bad blocks, and when these are handed to their owner again.
+    pub bad_chunks: RefCell<BTreeMap<(atoll_format::id::ComponentId, u32), care::Retry>>,
     pub publish_now: Notify,
     pub host_revision: Cell<Revision>,
     pub stopping: Cell<bool>,
@@ -103,7 +103,7 @@ impl<W: World, S: Components> Node<W, S> {
             next_event: Cell::new(1),
             event_notify: Notify::default(),
             open_volumes: RefCell::default(),
-            bad_blocks: RefCell::default(),
+            bad_chunks: RefCell::default(),
             publish_now: Notify::default(),
             host_revision: Cell::new(Revision(0)),
             stopping: Cell::new(false),

@@ -6,9 +6,8 @@ use crate::limits::{CALL_DEADLINE, MEND, RETRY_EVERY, WATCH_EVERY};
 use crate::message::{Reply, Request};
 use crate::objects::Event;
 use crate::owner::{Fail, Owner, Stop};
-use atoll_format::id::{ComponentId, Session};
+use atoll_format::id::{ComponentId, Seq, Session};
 use atoll_format::record::{MemberState, ObjectRecord};
-use atoll_transport::CallError;
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
 use std::rc::Rc;
 
@@ -22,6 +21,8 @@ pub(crate) enum Trouble {
     Link,
     /// It has not acknowledged in time while another member has.
     Late,
+    /// It lacks what it had acknowledged: its disk lied, was put back, or is damaged (rows 28, 50).
+    Stale,
     /// Its store refuses or has failed.
     Store(StoreError),
 }
@@ -31,7 +32,7 @@ impl Trouble {
     fn may_pass(&self) -> bool {
         match self {
             Self::Link => true,
-            Self::Late => false,
+            Self::Late | Self::Stale => false,
             Self::Store(error) => matches!(
                 error,
                 StoreError::Session { .. } | StoreError::Damaged { .. } | StoreError::Malformed(_)
@@ -49,6 +50,7 @@ impl std::fmt::Display for Trouble {
         match self {
             Self::Link => write!(f, "its host cannot be reached"),
             Self::Late => write!(f, "it did not acknowledge in time"),
+            Self::Stale => write!(f, "it has lost what it had acknowledged"),
             Self::Store(error) => write!(f, "{error}"),
         }
     }
@@ -110,9 +112,8 @@ impl<W: World, S: Components> Owner<W, S> {
                         sometimes!("mend.member_came_back_in_a_new_session");
                         break;
                     }
-                    Err(Some(error)) => trouble = Trouble::Store(error),
-                    Err(None) if trouble.may_pass() => trouble = Trouble::Link,
-                    Err(None) => {}
+                    Err(Trouble::Link) if !trouble.may_pass() => {}
+                    Err(worse) => trouble = worse,
                 }
             } else if self.drop_active(&leg, slot, &trouble).await.is_ok() {
                 break;
@@ -126,19 +127,22 @@ impl<W: World, S: Components> Owner<W, S> {
     /// Opens a new session to a member and sends it everything that is in flight.
     ///
     /// # Errors
-    /// The store's error, or none if the member could not be reached.
-    pub async fn attach(
-        &self,
-        leg: &Rc<Leg>,
-        slot: u8,
-        until: Nanos,
-    ) -> Result<(), Option<StoreError>> {
-        let Some(member) = leg.member(slot) else { return Err(None) };
+    /// What is wrong with the member.
+    async fn attach(&self, leg: &Rc<Leg>, slot: u8, until: Nanos) -> Result<(), Trouble> {
+        let Some(member) = leg.member(slot) else { return Err(Trouble::Link) };
         let session = self.next_session();
         let request = Request::Attach { component: member.component, session };
         let deadline = until.max(self.now() + RETRY_EVERY).min(self.now() + CALL_DEADLINE);
         let reply = self.0.ctx.peers().call(member.host, Lane::Control, request, deadline).await;
         match reply {
+            // Everything committed was acknowledged by this member; what is still in flight comes
+            // again. The last active member is what there is (R20).
+            Ok(Reply::Promise { promise, doubtful })
+                if (doubtful || promise.newest < leg.committed()) && leg.has_other_active(slot) =>
+            {
+                sometimes!("mend.member_lost_what_it_acknowledged");
+                Err(Trouble::Stale)
+            }
             Ok(Reply::Promise { .. }) => {
                 leg.on_attached(slot, session);
                 self.resend(leg, slot);
@@ -147,10 +151,10 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
                 self.stop(Stop::Superseded);
-                Err(None)
+                Err(Trouble::Link)
             }
-            Ok(Reply::Failed(error)) => Err(Some(error)),
-            Ok(_) | Err(CallError::Refused(_)) | Err(_) => Err(None),
+            Ok(Reply::Failed(error)) => Err(Trouble::Store(error)),
+            Ok(_) | Err(_) => Err(Trouble::Link),
         }
     }
 
@@ -165,7 +169,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 return false;
             }
             // W at the moment of the change (R4): neither assigned nor acknowledged ids will do.
-            let since = leg.committed();
+            let since = if *trouble == Trouble::Stale { Seq(0) } else { leg.committed() };
             let Some(state) = state_of(record, member.component) else { return false };
             *state = MemberState::Absent { since, at_ms, lost };
             true
@@ -190,21 +194,20 @@ impl<W: World, S: Components> Owner<W, S> {
     /// A resyncing member failed: it keeps its `from` (R4, F12).
     async fn drop_resyncing(&self, leg: &Rc<Leg>, slot: u8) {
         let Some(member) = leg.member(slot) else { return };
-        let Role::Resyncing { from } = member.role else { return };
         let at_ms = self.world().unix_ms();
         let changed = self
             .change(|record| {
                 let Some(state) = state_of(record, member.component) else { return false };
-                if !state.is_resyncing() {
-                    return false;
-                }
+                let MemberState::Resyncing { from } = *state else { return false };
                 *state = MemberState::Absent { since: from, at_ms, lost: false };
                 true
             })
             .await;
-        if changed.is_ok() {
+        let confirmed =
+            state_of(&mut self.0.record.borrow_mut(), member.component).map(|state| *state);
+        if let (Ok(()), Some(MemberState::Absent { since, .. })) = (changed, confirmed) {
             sometimes!("mend.resyncing_member_dropped");
-            leg.with_member(slot, |m| m.role = Role::Absent { since: from });
+            leg.with_member(slot, |m| m.role = Role::Absent { since });
             leg.poke_all();
         }
     }

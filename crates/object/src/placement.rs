@@ -342,7 +342,12 @@ pub fn replacement(
 ) -> Result<(HostId, GroupId), Refusal> {
     let members = &record.legs[leg].members;
     let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
-    let was = members.iter().find(|m| m.component == gone).map(|m| m.group);
+    // What its group has lost may be made anew in the same group, if that works again; what is
+    // only away comes back there by itself.
+    let old = members.iter().find(|m| m.component == gone);
+    let is_lost = old.is_some_and(|m| matches!(m.state, MemberState::Absent { lost: true, .. }));
+    let was = old.filter(|_| !is_lost).map(|m| m.group);
+    let again = |p: &Place| old.is_some_and(|m| m.group == p.group.id);
     let domain_of = |host: HostId| hosts.iter().find(|h| h.id == host).map(|h| &h.fault_domain);
     let occupied: BTreeSet<&String> =
         members.iter().filter(|m| m.component != gone).filter_map(|m| domain_of(m.host)).collect();
@@ -350,7 +355,10 @@ pub fn replacement(
     let fitting = |p: &&Place| {
         p.free >= bytes && Some(p.group.id) != was && !occupied.contains(&p.host.fault_domain)
     };
-    let best = places.iter().filter(fitting).min_by(|a, b| a.score(0).total_cmp(&b.score(0)));
+    let best = places
+        .iter()
+        .filter(fitting)
+        .min_by(|a, b| again(a).cmp(&again(b)).then_with(|| a.score(0).total_cmp(&b.score(0))));
     if let Some(place) = best {
         return Ok((place.host.id, place.group.id));
     }

@@ -229,7 +229,22 @@ impl<W: World, S: Components> Owner<W, S> {
         let session = self.next_session();
         let request = Request::Attach { component: member.component, session };
         let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
-        if !matches!(call.await, Ok(Reply::Promise { .. })) || self.is_stopped() {
+        let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
+        let mut from = from;
+        if from > Seq(0) && (doubtful || promise.newest < from) {
+            // It had everything up to `from`, and has it no more (rows 28, 50).
+            sometimes!("resync.returning_member_lost_what_it_had");
+            from = Seq(0);
+            let changed = self.change(|record| {
+                let Some(state) = state_of(record, member.component) else { return false };
+                *state = MemberState::Resyncing { from };
+                true
+            });
+            if changed.await.is_err() {
+                return false;
+            }
+        }
+        if self.is_stopped() {
             return false;
         }
         leg.with_member(slot, |m| m.role = Role::Resyncing { from });

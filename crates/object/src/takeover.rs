@@ -274,11 +274,13 @@ fn settle<W: World, S: Components>(
                     let since = if a.doubtful { Seq(0) } else { own };
                     member.state = MemberState::Absent { since, at_ms, lost };
                 }
-                (MemberState::Resyncing { from }, _)
-                    if !resyncing.contains_key(&member.component) =>
-                {
-                    member.state = MemberState::Absent { since: from, at_ms, lost };
-                }
+                (MemberState::Resyncing { from }, _) => match resyncing.get(&member.component) {
+                    None => member.state = MemberState::Absent { since: from, at_ms, lost },
+                    Some(a) if a.doubtful || a.promise.newest < from => {
+                        member.state = MemberState::Resyncing { from: Seq(0) };
+                    }
+                    Some(_) => {}
+                },
                 _ => {}
             }
         }

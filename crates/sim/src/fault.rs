@@ -268,6 +268,8 @@ pub struct Plan {
     pub on: FaultSet,
     /// The one host whose media may be damaged; then nothing drops another host's copies.
     pub victim: Option<u16>,
+    /// The one host whose capacity devices, where they are apart from the log, may refuse writes.
+    pub refuser: u16,
     /// For the victim's disks.
     pub medium: DiskRates,
     /// For every disk.
@@ -316,6 +318,7 @@ impl Plan {
         Self {
             on: FaultSet::NONE,
             victim: None,
+            refuser: 0,
             medium: DiskRates::default(),
             disk: DiskRates::default(),
             net: NetRates::default(),
@@ -399,7 +402,8 @@ impl Plan {
             }
         }
         let event_every = rng.span(Nanos::from_ms(100), Nanos::from_secs(8));
-        Self { on, victim, medium, disk, net, directory, event_every, events }
+        let refuser = rng.below(u64::from(hosts)) as u16;
+        Self { on, victim, refuser, medium, disk, net, directory, event_every, events }
     }
 }
 

@@ -287,19 +287,21 @@ impl Rig {
         self.0.directory.set_rates(plan.directory);
         for (h, host) in self.0.hosts.iter().enumerate() {
             let damaged = plan.victim == Some(h as u16);
-            for disk in &host.disks {
-                disk.set_rates(if damaged {
-                    DiskRates {
-                        read_error: plan.medium.read_error,
-                        lost: plan.medium.lost,
-                        torn: plan.medium.torn,
-                        misdirected_write: plan.medium.misdirected_write,
-                        misdirected_read: plan.medium.misdirected_read,
-                        ..plan.disk
-                    }
-                } else {
-                    plan.disk
-                });
+            for (n, disk) in host.disks.iter().enumerate() {
+                let mut rates = plan.disk;
+                // A capacity device that refuses writes is given up with what it holds: within the
+                // promise on one host only.
+                if n > 0 && plan.refuser != h as u16 {
+                    (rates.write_error, rates.flush_error, rates.full) = (0, 0, 0);
+                }
+                if damaged {
+                    rates.read_error = plan.medium.read_error;
+                    rates.lost = plan.medium.lost;
+                    rates.torn = plan.medium.torn;
+                    rates.misdirected_write = plan.medium.misdirected_write;
+                    rates.misdirected_read = plan.medium.misdirected_read;
+                }
+                disk.set_rates(rates);
             }
         }
         self.0.restart_after.set(FAILING.iter().any(|k| plan.on.has(*k)));

@@ -5,6 +5,7 @@
 //! checkpoint and the journal since it. The mover takes checkpoints, so no block changes its home
 //! meanwhile; components may come, change and go, which the log repeats after a crash.
 
+use crate::device::DeviceError;
 use crate::group::Group;
 use crate::limits;
 use crate::pages::Page;
@@ -62,7 +63,12 @@ pub(crate) async fn load_page<W: World>(
                 break;
             }
             Ok(_) => group.state.borrow_mut().counters.checksum_errors += 1,
-            Err(e) => group.device_failed(device, &e),
+            Err(e @ DeviceError::Failed(_)) => {
+                // Says nothing about the page: the caller finds the group or component failed.
+                group.device_failed(device, &e);
+                return Some(page);
+            }
+            Err(DeviceError::Read(_)) => {}
         }
     }
     let mut state = group.state.borrow_mut();

@@ -231,6 +231,11 @@ async fn round<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
     let mut tasks = select(&mut group.state.borrow_mut());
     read_log(group, &mut tasks).await;
     decide_slots(group, &mut tasks).await;
+    if group.failed.borrow().is_some() {
+        // Then what was found above may come from a device that gave no answer.
+        put_back(group, &tasks);
+        return Err(());
+    }
     take_slots(group, &mut tasks)?;
     tasks.sort_by_key(|t| (t.capacity, t.slot(), t.local, t.chunk));
     if write_home(group, &tasks).await.is_err() {

@@ -1,10 +1,13 @@
 //! One device of a group: every request has a deadline, and a device that failed stays failed.
 //!
 //! A failed write or flush leaves nothing known of unflushed data, so neither is ever tried again
-//! (`reliability.md` 6.9). A failed read is the caller's to judge. A request that does not come
-//! back in time fails the device; its late completion is ignored, because its future is dropped
-//! and its buffers belong to the world.
+//! (`reliability.md` 6.9). A failed read is the caller's to judge, as long as the device's label can
+//! be read: damage is of a place, and a device that gives nothing at all is not damaged but gone.
+//! A request that does not come back in time fails the device; its late completion is ignored,
+//! because its future is dropped and its buffers belong to the world.
 
+use atoll_format::superblock::SECOND_FROM_END;
+use atoll_format::units::{BLOCK, CHUNK};
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Disk, Durability, Nanos, World};
 use std::cell::{Cell, RefCell};
@@ -34,6 +37,10 @@ struct Inner<W: World> {
     name: String,
     deadline: Nanos,
     failed: RefCell<Option<String>>,
+    /// It failed by giving no answer: what it holds may be there again after a restart.
+    gone: Cell<bool>,
+    /// It has just failed, and whether it is gone is being found out.
+    probing: Cell<bool>,
     /// Notified when any device of the group fails.
     changed: Notify,
     errors: Cell<u64>,
@@ -57,6 +64,8 @@ impl<W: World> Device<W> {
             name,
             deadline,
             failed: RefCell::new(None),
+            gone: Cell::new(false),
+            probing: Cell::new(false),
             changed,
             errors: Cell::new(0),
             quick: Cell::new(0),
@@ -82,7 +91,36 @@ impl<W: World> Device<W> {
         DeviceError::Failed(text)
     }
 
-    fn usable(&self) -> Result<(), DeviceError> {
+    fn vanish(&self, why: &str) -> DeviceError {
+        if self.0.failed.borrow().is_none() {
+            self.0.gone.set(true);
+        }
+        self.fail(why)
+    }
+
+    /// Whether it failed by giving no answer, rather than by refusing a write.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.gone.get()
+    }
+
+    /// Whether either copy of its label can be read, whatever it says.
+    async fn answers(&self) -> bool {
+        let inner = &*self.0;
+        let len = inner.disk.len_bytes();
+        for at in [0, (len / CHUNK * CHUNK).saturating_sub(SECOND_FROM_END)] {
+            let by = inner.world.now() + inner.deadline;
+            let read = inner.world.timeout_at(by, inner.disk.read(at, BLOCK as u32)).await;
+            if matches!(read, Ok(Ok(bytes)) if bytes.len() as u64 == BLOCK) {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn usable(&self) -> Result<(), DeviceError> {
+        while self.0.probing.get() {
+            self.0.changed.notified().await;
+        }
         match &*self.0.failed.borrow() {
             Some(text) => Err(DeviceError::Failed(text.clone())),
             None => Ok(()),
@@ -90,7 +128,7 @@ impl<W: World> Device<W> {
     }
 
     pub(crate) async fn read(&self, at: u64, len: u32) -> Result<Buf, DeviceError> {
-        self.usable()?;
+        self.usable().await?;
         let inner = &*self.0;
         let by = inner.world.now() + inner.deadline;
         match inner.world.timeout_at(by, inner.disk.read(at, len)).await {
@@ -101,11 +139,15 @@ impl<W: World> Device<W> {
             }
             Ok(Err(e)) => {
                 inner.errors.set(inner.errors.get() + 1);
-                Err(DeviceError::Read(format!("read at {at} failed: {e}")))
+                let why = format!("read at {at} failed: {e}");
+                if self.answers().await {
+                    return Err(DeviceError::Read(why));
+                }
+                Err(self.vanish(&format!("{why}, and so does its label")))
             }
             Err(_) => {
                 inner.errors.set(inner.errors.get() + 1);
-                Err(self.fail(&format!("read at {at} did not return in {:?}", inner.deadline)))
+                Err(self.vanish(&format!("read at {at} did not return in {:?}", inner.deadline)))
             }
         }
     }
@@ -116,39 +158,53 @@ impl<W: World> Device<W> {
         data: Vec<Buf>,
         durability: Durability,
     ) -> Result<(), DeviceError> {
-        self.usable()?;
+        self.usable().await?;
         let inner = &*self.0;
         let begun = inner.world.now();
         let done = inner
             .world
             .timeout_at(begun + inner.deadline, inner.disk.write(at, data, durability))
             .await;
-        self.judge(&format!("write at {at}"), done)?;
+        self.judge(&format!("write at {at}"), done).await?;
         self.note_latency(inner.world.now().since(begun));
         Ok(())
     }
 
     pub(crate) async fn flush(&self) -> Result<(), DeviceError> {
-        self.usable()?;
+        self.usable().await?;
         let inner = &*self.0;
         let by = inner.world.now() + inner.deadline;
         let done = inner.world.timeout_at(by, inner.disk.flush()).await;
-        self.judge("flush", done)
+        self.judge("flush", done).await
     }
 
-    fn judge(
+    async fn judge(
         &self,
         what: &str,
         done: Result<std::io::Result<()>, atoll_world::Elapsed>,
     ) -> Result<(), DeviceError> {
         let why = match done {
             // Failed while this request was under way: what it says no longer counts.
-            Ok(Ok(())) => return self.usable(),
-            Ok(Err(e)) => format!("{what} failed: {e}"),
+            Ok(Ok(())) => return self.usable().await,
+            Ok(Err(e)) => {
+                self.0.errors.set(self.0.errors.get() + 1);
+                let why = format!("{what} failed: {e}");
+                // At once: nothing that comes after may rely on what this one was to write.
+                let first = self.0.failed.borrow().is_none();
+                self.0.probing.set(first);
+                let failed = self.fail(&why);
+                if first {
+                    self.0.gone.set(!self.answers().await);
+                    self.0.probing.set(false);
+                    self.0.changed.notify_all();
+                }
+                self.usable().await?;
+                return Err(failed);
+            }
             Err(_) => format!("{what} did not return in {:?}", self.0.deadline),
         };
         self.0.errors.set(self.0.errors.get() + 1);
-        Err(self.fail(&why))
+        Err(self.vanish(&why))
     }
 
     /// Follows the latency of writes: 1/16 of the way at once, 1/1024 of it for comparison.

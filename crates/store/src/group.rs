@@ -78,11 +78,12 @@ impl<W: World> Group<W> {
         self.trimmed.notify_all();
     }
 
-    /// Judges a failed request: the log's device takes the group with it, a capacity device of
-    /// several takes its components.
+    /// Judges a failed request: the log's device takes the group with it, a capacity device that
+    /// refuses a write takes its components. One that gives no answer takes the group too, until
+    /// its host restarts: it may come back, and calling its components lost would be final.
     pub(crate) fn device_failed(&self, device: usize, error: &DeviceError) {
         let DeviceError::Failed(why) = error else { return };
-        if device == 0 {
+        if device == 0 || self.devices[device].is_gone() {
             return self.fail(why);
         }
         self.fail_capacity(device, why);

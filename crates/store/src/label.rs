@@ -45,24 +45,36 @@ pub async fn inspect<D: Disk>(disk: &D) -> io::Result<Inspection> {
     if len < BLOCK {
         return Ok(Inspection::Empty);
     }
-    let head = read_to(disk, 0, HEAD.min(len)).await?;
-    let first = Superblock::decode(&head[..BLOCK_LEN], 0);
+    // Each label by itself first: one unreadable sector elsewhere must not hide a group.
+    let first = match read_to(disk, 0, BLOCK).await {
+        Ok(block) => Superblock::decode(&block, 0),
+        Err(_) => Err(SuperblockError::NoLabel),
+    };
     if let Ok(label) = first {
         return Ok(ours(label, false));
-    }
-    let tail_at = len.saturating_sub(TAIL) / BLOCK * BLOCK;
-    let tail = read_to(disk, tail_at, len - tail_at).await?;
-    if let Some(what) = foreign(&head, &tail) {
-        return Ok(Inspection::Foreign { what });
     }
     let mut second = Err(SuperblockError::NoLabel);
     if len >= 2 * SECOND_FROM_END {
         let at = len / CHUNK * CHUNK - SECOND_FROM_END;
-        let block = read_to(disk, at, BLOCK).await?;
-        second = Superblock::decode(&block, at);
-        if let Ok(label) = second {
-            return Ok(ours(label, true));
+        if let Ok(block) = read_to(disk, at, BLOCK).await {
+            second = Superblock::decode(&block, at);
         }
+    }
+    // Somebody else may have taken the device since: their signature counts more than our second
+    // label, and what cannot be looked at may hold one.
+    let looked = async {
+        let head = read_to(disk, 0, HEAD.min(len)).await?;
+        let tail_at = len.saturating_sub(TAIL) / BLOCK * BLOCK;
+        Ok((head, read_to(disk, tail_at, len - tail_at).await?))
+    };
+    match (looked.await, second) {
+        (Ok((head, tail)), _) if foreign(&head, &tail).is_some() => {
+            let what = foreign(&head, &tail).expect("just found");
+            return Ok(Inspection::Foreign { what });
+        }
+        (_, Ok(label)) => return Ok(ours(label, true)),
+        (Err(e), _) => return Err(e),
+        (Ok(_), Err(e)) => second = Err(e),
     }
     let worse = |e: &SuperblockError| {
         matches!(e, SuperblockError::Version(_) | SuperblockError::Features { .. })

@@ -125,6 +125,7 @@ fn resolve<W: World>(
     if !range.is_valid() || range.end() > c.spec.blocks {
         return Err(StoreError::Malformed("range of blocks"));
     }
+    crate::store::check_lost(c)?;
     let local = c.local;
     Ok((local, (range.start..range.end()).map(|block| state.resolve(local, block)).collect()))
 }
@@ -218,10 +219,9 @@ fn judge<W: World>(
     for (piece, result) in pieces.iter().zip(fetched) {
         let blocks = piece.first..piece.first + piece.count;
         match result {
-            Err(DeviceError::Failed(why)) if group.failed.borrow().is_some() => {
-                return Err(StoreError::Failed(why));
-            }
-            Err(_) => unreadable.extend(blocks.map(|i| range.start + i as u32)),
+            // Nobody knows whether a device that is out of use has good bytes.
+            Err(DeviceError::Failed(why)) => return Err(StoreError::Failed(why)),
+            Err(DeviceError::Read(_)) => unreadable.extend(blocks.map(|i| range.start + i as u32)),
             Ok(bytes) => {
                 if piece.source != Source::Zeros {
                     let sums = bytes.chunks_exact(BLOCK_LEN).map(crc);

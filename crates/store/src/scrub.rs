@@ -9,7 +9,7 @@ use atoll_format::chunk::NONE;
 use atoll_format::id::ComponentId;
 use atoll_format::op::{BlockRange, BlockState};
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK};
-use atoll_world::components::{ScrubProgress, StoreError};
+use atoll_world::components::{ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -60,6 +60,11 @@ async fn pass<W: World>(
             next = chunk + 1;
             // What cannot be read as a whole is found block by block below.
             let Ok(tags) = read::tags(&group, id, chunk).await else { continue };
+            // Known to be bad since long, perhaps told to somebody who could not mend it then.
+            if let Some(at) = tags.iter().position(|t| t.state == BlockState::Bad) {
+                let block = chunk * BLOCKS_PER_CHUNK + at as u32;
+                group.state.borrow_mut().event(StoreEvent::BadBlock { component: id, block });
+            }
             let raw: Vec<bool> = tags.iter().map(|t| t.state == BlockState::Raw).collect();
             for (first, count) in runs(&raw) {
                 let stop =
