@@ -366,13 +366,14 @@ impl ObjectRecord {
         set * set_bytes(&self.policy) + (u64::from(chunk) * width + column) * CHUNK
     }
 
-    /// Chunks of a component of that leg which the object's size reaches.
+    /// Chunks of a component of that leg: those that the object's size reaches, and at least one,
+    /// because a component has room for something.
     pub fn leg_chunks(&self, leg: usize) -> u32 {
         let width = u64::from(self.policy.stripe_width);
         let (set, column) = (leg as u64 / width, leg as u64 % width);
         let before = (set * set_bytes(&self.policy)).min(self.size_bytes);
         let here = (self.size_bytes - before).min(set_bytes(&self.policy)).div_ceil(CHUNK);
-        ((here + width - 1 - column) / width) as u32
+        ((here + width - 1 - column) / width).max(1) as u32
     }
 
     /// Every member with the index of its leg.

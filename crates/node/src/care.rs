@@ -5,14 +5,14 @@ use crate::admin::Ask;
 use crate::status::{NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
-use atoll_format::op::BlockState;
+use atoll_format::op::BlockRange;
 use atoll_format::record::{self, MemberState, ObjectRecord, ObjectState, key};
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_object::Event;
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::StoreEvent;
 use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
-use atoll_world::{Components, Lane, Nanos, World, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often events are taken over from the layers below.
@@ -193,15 +193,24 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// The blocks of a chunk on this host that are known to be bad now.
+    /// The blocks of a chunk on this host that cannot be read now.
     async fn bad_blocks_of(&self, component: ComponentId, chunk: u32) -> Vec<u32> {
+        let start = chunk * BLOCKS_PER_CHUNK;
         for store in self.0.objects.members().stores() {
-            if store.status(component).is_ok()
-                && let Ok(tags) = store.tags(component, chunk).await
-            {
-                let bad = (0u32..).zip(&tags).filter(|(_, tag)| tag.state == BlockState::Bad);
-                return bad.map(|(i, _)| chunk * BLOCKS_PER_CHUNK + i).collect();
+            let Ok(status) = store.status(component) else { continue };
+            let end = (start + BLOCKS_PER_CHUNK).min(status.spec.blocks);
+            let range = |start, end: u32| BlockRange { start, count: (end - start) as u16 };
+            if start >= end || store.read(component, range(start, end)).await.is_ok() {
+                return Vec::new();
             }
+            let mut bad = Vec::new();
+            for block in start..end {
+                let one = store.read(component, range(block, block + 1)).await;
+                if matches!(one, Err(StoreError::Bad(_))) {
+                    bad.push(block);
+                }
+            }
+            return bad;
         }
         Vec::new()
     }

@@ -32,6 +32,10 @@ pub const HOLD: Nanos = Nanos::from_secs(30);
 pub const CLIENT_DEADLINE: Nanos = Nanos::from_secs(25);
 /// How long an owner that cannot be reached is left alone before another host takes over.
 pub const TAKEOVER_AFTER: Nanos = Nanos::from_ms(600);
+/// After a takeover that failed the next one waits for this long at first, and at most.
+pub const TAKEOVER_PAUSE_FIRST: Nanos = Nanos::from_ms(100);
+/// See [`TAKEOVER_PAUSE_FIRST`]; short, because guests wait for it.
+pub const TAKEOVER_PAUSE_LAST: Nanos = Nanos::from_ms(1_600);
 /// Between attempts of whatever waits for the cluster to change.
 pub const RETRY_EVERY: Nanos = Nanos::from_ms(100);
 /// How long a call to the directory may take.

@@ -1,7 +1,10 @@
 //! All objects of one host: its owners, its members, its leases, and the way to other hosts.
 
 use crate::leg::Role;
-use crate::limits::{CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, WATCH_EVERY};
+use crate::limits::{
+    CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, TAKEOVER_PAUSE_FIRST,
+    TAKEOVER_PAUSE_LAST, WATCH_EVERY,
+};
 use crate::member::Members;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
@@ -120,6 +123,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     taking: RefCell<BTreeMap<ObjectId, Notify>>,
     /// When an owner was first found out of reach.
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
+    /// Takeovers that failed: how long the last pause is, and until when.
+    pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos)>>,
     events: RefCell<VecDeque<(u64, Event)>>,
     inventory: RefCell<Vec<HostView>>,
     repair_delay_s: Cell<u32>,
@@ -234,6 +239,7 @@ impl<W: World, S: Components> Objects<W, S> {
             owners: RefCell::default(),
             taking: RefCell::default(),
             missed: RefCell::default(),
+            pauses: RefCell::default(),
             events: RefCell::default(),
             inventory: RefCell::default(),
             repair_delay_s: Cell::new(3600),
@@ -469,6 +475,10 @@ impl<W: World, S: Components> Objects<W, S> {
         if self.0.taking.borrow().contains_key(&object) || self.0.owner(object).is_some() {
             return Err(TakeoverError::NotNow("taking the volume over already".into()));
         }
+        let pause = self.0.pauses.borrow().get(&object).copied();
+        if pause.is_some_and(|(_, until)| self.0.world.now() < until) {
+            return Err(TakeoverError::NotNow("taking the volume over has just failed".into()));
+        }
         let done = Notify::default();
         self.0.taking.borrow_mut().insert(object, done.clone());
         // Spawned: a client that gives up does not leave a takeover half done.
@@ -480,6 +490,7 @@ impl<W: World, S: Components> Objects<W, S> {
                 this.serve(owner.clone());
                 Route::Local(owner)
             });
+            this.pause_after(object, result.as_ref().err());
             this.0.taking.borrow_mut().remove(&object);
             this.0.missed.borrow_mut().remove(&object);
             done.notify_all();
@@ -489,6 +500,20 @@ impl<W: World, S: Components> Objects<W, S> {
             Ok(result) => result,
             Err(_) => Err(TakeoverError::NotNow("this host is stopping".into())),
         }
+    }
+
+    /// Each attempt costs an epoch and a change of the record: those that fail are spaced out, the
+    /// further apart the more there were, with a little chance between hosts that compete.
+    fn pause_after(&self, object: ObjectId, error: Option<&TakeoverError>) {
+        let mut pauses = self.0.pauses.borrow_mut();
+        if !matches!(error, Some(TakeoverError::NotNow(_))) {
+            pauses.remove(&object);
+            return;
+        }
+        let last = pauses.get(&object).map_or(Nanos::ZERO, |&(last, _)| last);
+        let pause = (last * 2).clamp(TAKEOVER_PAUSE_FIRST, TAKEOVER_PAUSE_LAST);
+        let chance = Nanos(self.0.world.random() % (pause.0 / 4));
+        pauses.insert(object, (pause, self.0.world.now() + pause + chance));
     }
 
     fn serve(&self, owner: Owner<W, S>) {

@@ -571,6 +571,9 @@ impl<T: Storage> Cluster<T> {
         };
         for chunk in 0..object.leg_chunks(leg) {
             let offset = object.object_offset(leg, chunk);
+            if offset >= object.size_bytes {
+                continue;
+            }
             let blocks = ((object.size_bytes - offset).min(CHUNK) / BLOCK) as u16;
             let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: blocks };
             let read = match store.read(member.component, range).await {

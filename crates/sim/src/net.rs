@@ -367,7 +367,9 @@ impl Pair {
             if s.broken.is_some() && s.wakers.is_empty() {
                 s.inbox.clear();
             }
-            let was = s.broken.is_some();
+            // After a damaged head it is this side that ends the connection, and says so.
+            let was = s.broken.is_some_and(|kind| kind != io::ErrorKind::InvalidData);
+            s.broken = s.broken.filter(|_| was);
             s.break_off(io::ErrorKind::NotConnected);
             s.inbox.clear();
             if was {
@@ -510,8 +512,12 @@ impl Conn for SimConn {
             drop(rng);
             // The peer sees what was under way before this packet, then the end.
             pair.fly(1 - side, arrival, Flight::Reset);
-            let back = pair.fabric.arrival(there, here, 64);
-            pair.fly(*side, back, Flight::Reset);
+            // Now and then something on the way has forgotten the connection, and this side does
+            // not learn of it.
+            if !pair.fabric.0.rng.borrow_mut().happens(250_000) {
+                let back = pair.fabric.arrival(there, here, 64);
+                pair.fly(*side, back, Flight::Reset);
+            }
             return Ok(());
         }
         let mut flight = None;

@@ -119,14 +119,22 @@ fn runs(raw: &[bool]) -> Vec<(u32, u16)> {
 async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRange) {
     let result = read::read(group, id, range).await;
     let mut bad = 0;
+    let mut first = None;
     if let Err(StoreError::Bad(_)) = result {
         // One bad block hides the others of the range: each alone.
         for block in range.start..range.end() {
             let one = read::read(group, id, BlockRange { start: block, count: 1 }).await;
-            bad += u64::from(matches!(one, Err(StoreError::Bad(_))));
+            if matches!(one, Err(StoreError::Bad(_))) {
+                bad += 1;
+                first.get_or_insert(block);
+            }
         }
     }
     let mut state = group.state.borrow_mut();
+    if let Some(block) = first {
+        // Also what the medium does not give: that is not marked, it may read well the next time.
+        state.event(StoreEvent::BadBlock { component: id, block });
+    }
     // Reads of the scrub are no reads of callers.
     state.counters.blocks_read -= match result {
         Ok(_) => u64::from(range.count),

@@ -20,6 +20,7 @@ use atoll_format::frame::{
 };
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, World};
 use futures_util::future::select;
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -80,7 +81,8 @@ async fn open<W: World, S: Service>(
         match inner.world.timeout_at(until, greeting).await {
             Ok(Ok(welcome)) => {
                 let version = welcome.version_max;
-                return Ok((Link { conn, serial: inner.serial(), version }, welcome));
+                let heard = Rc::new(Cell::new(inner.world.now()));
+                return Ok((Link { conn, serial: inner.serial(), version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {
                 inner.count(|c| c.handshakes_refused += 1);
@@ -156,6 +158,7 @@ async fn read<W: World, S: Service>(
     while let Ok(packet) = link.conn.recv().await {
         let Some(head) = inner.checked(&packet) else { return };
         inner.heard(peer, head.load);
+        link.heard.set(inner.world.now());
         let kib = u64::from(head.payload_len >> 10);
         inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
         let in_place = match head.kind {
@@ -166,7 +169,10 @@ async fn read<W: World, S: Service>(
                 on_answer(inner, peer, lane, &head, packet, link)
             }
             FrameKind::Pong if head.version == link.version => {
-                peer.round_trip.set(Some(inner.world.now().since(Nanos(head.request_id))));
+                // On the other lanes it waits behind data.
+                if lane == Lane::Control {
+                    peer.round_trip.set(Some(inner.world.now().since(Nanos(head.request_id))));
+                }
                 true
             }
             FrameKind::Goodbye => return,

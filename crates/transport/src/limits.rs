@@ -28,6 +28,9 @@ pub const PEERS_MAX: usize = 256;
 pub const PING_EVERY: Nanos = Nanos::from_ms(250);
 /// Without any frame for that long, a peer counts as lost and its connections are closed.
 pub const LOST_AFTER: Nanos = Nanos::from_ms(1500);
+/// A connection with unanswered requests on which nothing came for that long, pongs included, is
+/// opened anew, though its peer is there: something on the way has forgotten it.
+pub const LANE_LOST_AFTER: Nanos = Nanos::from_ms(3000);
 /// For opening a connection, and again for its handshake.
 pub const CONNECT_WITHIN: Nanos = Nanos::from_ms(1000);
 /// After the first failure to connect; doubles with each further one.

@@ -93,6 +93,11 @@ impl<T> Outgoing<T> {
         matches!(self.link, Link::Up(_))
     }
 
+    /// Whether a request has been sent that has no reply yet.
+    pub(crate) fn awaits_replies(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
     /// Takes a call, to be sent by [`Outgoing::next`]; or gives back its answer and an error.
     pub(crate) fn push(&mut self, call: Call<T>) -> Result<(), (Answer<T>, CallError)> {
         if let Link::Failing(error) = &self.link {

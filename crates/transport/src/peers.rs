@@ -6,7 +6,8 @@
 
 use crate::error::{CallError, PeerState, TransportCounters};
 use crate::limits::{
-    LOCAL_CALLS_MAX, LOST_AFTER, PEERS_MAX, PING_EVERY, REQUEST_OVERHEAD, WINDOW_REQUESTS,
+    LANE_LOST_AFTER, LOCAL_CALLS_MAX, LOST_AFTER, PEERS_MAX, PING_EVERY, REQUEST_OVERHEAD,
+    WINDOW_REQUESTS,
 };
 use crate::message::{Message, Service};
 use crate::outgoing::{Answer, Call, Outgoing};
@@ -109,11 +110,13 @@ pub(crate) struct Link<W: World> {
     pub(crate) serial: u64,
     /// What the handshake agreed on.
     pub(crate) version: u16,
+    /// When something last came, or was not yet due.
+    pub(crate) heard: Rc<Cell<Nanos>>,
 }
 
 impl<W: World> Clone for Link<W> {
     fn clone(&self) -> Self {
-        Self { conn: self.conn.clone(), serial: self.serial, version: self.version }
+        Self { conn: self.conn.clone(), heard: self.heard.clone(), ..*self }
     }
 }
 
@@ -690,11 +693,21 @@ impl<W: World, S: Service> Inner<W, S> {
             self.close_all(peer, "silent for too long");
             return;
         }
-        let control = peer.lanes[Lane::Control as usize].link.borrow().clone();
-        if let Some(link) = control {
-            // The id is the moment: the answer tells the round trip.
-            let head = FrameHead::new(link.version, FrameKind::Ping, now.0, &[]);
-            self.send(&link.conn, head, Vec::new(), Vec::new());
+        for lane in Lane::ALL {
+            let out = &peer.lanes[lane as usize];
+            let Some(link) = out.link.borrow().clone() else { continue };
+            let waits = out.calls.borrow().awaits_replies();
+            if paused || !waits {
+                link.heard.set(now);
+            } else if now.since(link.heard.get()) >= LANE_LOST_AFTER {
+                self.lane_down(peer, lane, link.serial);
+                continue;
+            }
+            if waits || lane == Lane::Control {
+                // The id is the moment: the answer tells the round trip.
+                let head = FrameHead::new(link.version, FrameKind::Ping, now.0, &[]);
+                self.send(&link.conn, head, Vec::new(), Vec::new());
+            }
         }
     }
 }

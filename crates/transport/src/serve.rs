@@ -71,7 +71,8 @@ async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) 
         let why = format!("host '{}' knows too many hosts already", inner.identity.name);
         return refuse(&inner, &conn, &why).await;
     };
-    let link = Link { conn: conn.clone(), serial: inner.serial(), version };
+    let heard = Rc::new(Cell::new(inner.world.now()));
+    let link = Link { conn: conn.clone(), serial: inner.serial(), version, heard };
     inner.met(&peer, hello.incarnation);
     inner.heard(&peer, head.load);
     inner.accepted(&peer, lane, link.clone());

@@ -317,6 +317,22 @@ fn a_silent_peer_is_lost_after_its_time_and_found_again_when_it_speaks() {
 }
 
 #[test]
+fn one_connection_that_carries_nothing_any_more_is_opened_anew() {
+    run(|lab| async move {
+        let ((a, _), _) = pair(&lab).await;
+        lab.swallow();
+        let begun = lab.now();
+        let call = a.call(B, Lane::Data, text(1), lab.now() + Nanos::from_secs(60));
+        assert_eq!(call.await, Err(CallError::Disconnected));
+        assert!(lab.now().since(begun) <= limits::LANE_LOST_AFTER + limits::PING_EVERY * 2);
+        until(&lab, || a.peer(B).connected).await;
+        let reply = a.call(B, Lane::Data, text(2), lab.now() + MS * 100).await;
+        assert_eq!(reply.unwrap().number, 2);
+        assert_eq!(a.counters().peers_lost, 0, "the peer itself was there all the time");
+    });
+}
+
+#[test]
 fn a_host_that_was_paused_does_not_take_its_own_silence_for_its_peers() {
     run(|lab| async move {
         let ((a, _), (b, _)) = pair(&lab).await;

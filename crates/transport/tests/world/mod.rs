@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use atoll_format::frame::FrameKind;
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
@@ -50,6 +51,8 @@ struct LabInner {
     /// (from, to): what is sent vanishes.
     cut: RefCell<BTreeSet<(String, String)>>,
     damage: RefCell<Option<Damage>>,
+    /// The connection of the next request swallows it, and all that follows.
+    swallow: Cell<bool>,
 }
 
 /// Changes a packet on its way from one endpoint; true: done, no more.
@@ -143,6 +146,10 @@ impl Lab {
         *self.0.damage.borrow_mut() = Some(Box::new(change));
     }
 
+    pub fn swallow(&self) {
+        self.0.swallow.set(true);
+    }
+
     fn is_cut(&self, from: &str, to: &str) -> bool {
         self.0.cut.borrow().contains(&(from.to_owned(), to.to_owned()))
     }
@@ -150,6 +157,7 @@ impl Lab {
 
 /// One direction of a connection.
 struct Pipe {
+    void: Cell<bool>,
     packets: RefCell<VecDeque<(Nanos, Packet)>>,
     broken: Cell<bool>,
     waker: RefCell<Option<Waker>>,
@@ -168,6 +176,7 @@ impl LabConn {
     fn pair(lab: &Lab, a: &str, b: &str) -> (Self, Self) {
         let pipe = || {
             Rc::new(Pipe {
+                void: Cell::new(false),
                 packets: RefCell::default(),
                 broken: Cell::new(false),
                 waker: RefCell::default(),
@@ -199,6 +208,12 @@ impl Conn for LabConn {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if self.lab.is_cut(&self.me, &self.other) {
+            return Ok(());
+        }
+        if packet.head[6] == FrameKind::Request as u8 && self.lab.0.swallow.take() {
+            self.send.void.set(true);
+        }
+        if self.send.void.get() {
             return Ok(());
         }
         let mut damage = self.lab.0.damage.borrow_mut();
