@@ -7,8 +7,9 @@
 //! Invariants: requests taken on and not yet answered in full stay within
 //! [`Limits::requests`] and [`Limits::connection_bytes`], and all connections together within
 //! [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is read, and
-//! the client waits. A started request runs to its end, even if its client has gone. Nothing here
-//! waits for a client longer than [`Limits::handshake`] or [`Limits::stall`].
+//! the client waits. A started request runs to its end unless its client vanishes: then it is
+//! dropped, so that it is not tried again for long and lands after what the client, started anew
+//! elsewhere, has written since. Nothing here waits for a client longer than [`Limits::handshake`] or [`Limits::stall`].
 //!
 //! Absent: sockets, and what requests mean.
 
@@ -467,10 +468,13 @@ where
             })
             .await
         };
-        // The client sees the end at once; what it has begun runs to its end all the same.
+        // The client sees the end at once.
         drop((read, write));
         if !self.requests.borrow().is_empty() {
             sometimes!("nbd.connection.ended_with_requests");
+        }
+        if matches!(ended, Ended::Broken(_) | Ended::Stalled) {
+            self.requests.borrow_mut().clear();
         }
         select(pin!(self.finish()), pin!(self.shared.stop_expired())).await;
         ended
@@ -490,9 +494,13 @@ where
             };
             match self.something(need, session, read).await {
                 Woken::Turn => {}
+                // Without a goodbye: nobody is there any more.
+                Woken::Read(Ok(0)) if !self.requests.borrow().is_empty() => {
+                    return Ended::Broken(io::ErrorKind::UnexpectedEof.into());
+                }
                 Woken::Read(Ok(0)) => break Ended::Goodbye,
                 Woken::Read(Ok(count)) => session.filled(count),
-                Woken::Read(Err(error)) => break Ended::Broken(error),
+                Woken::Read(Err(error)) => return Ended::Broken(error),
                 Woken::Stopped => break Ended::Stopped,
             }
         };
