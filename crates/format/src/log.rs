@@ -77,6 +77,9 @@ pub enum LogKind {
     Delete = 10,
     /// Changes its size to `block` blocks.
     Grow = 11,
+    /// The operation `number` of `client` is here though it was not appended here, as a copy; or,
+    /// with [`FLAG_FORGET`], a copy undid it.
+    Ticket = 12,
     /// Reserved: a slice of a full parity stripe.
     Group = 16,
     /// Reserved: the stripe is committed.
@@ -111,6 +114,7 @@ impl LogKind {
             9 => Self::Create,
             10 => Self::Delete,
             11 => Self::Grow,
+            12 => Self::Ticket,
             _ => return None,
         })
     }
@@ -124,6 +128,9 @@ impl LogKind {
 /// Set on a block record that another member supplied: it overwrites whatever is there, also with
 /// a lower seq, and is neither listed as uncommitted nor remembered as a client's operation.
 pub const FLAG_FORCED: u16 = 1;
+
+/// Set on a [`LogKind::Ticket`] that takes one away.
+pub const FLAG_FORGET: u16 = 2;
 
 /// One operation in a batch, 64 bytes.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]

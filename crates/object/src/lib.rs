@@ -21,6 +21,7 @@ pub mod placement;
 pub mod ranges;
 pub mod resync;
 mod takeover;
+mod tickets;
 
 pub use client::ObjectVolume;
 pub use objects::{Event, Objects};

@@ -56,8 +56,8 @@ pub const RECONCILE_AT_ONCE: usize = 8;
 pub const CHUNKS_PER_REPLY: usize = 16 << 10;
 /// Operations in one answer.
 pub const OPS_PER_REPLY: usize = 8 << 10;
-/// Tickets of rolled-forward operations that an owner remembers.
-pub const TICKETS_MAX: usize = 1 << 16;
+/// Tickets in one answer.
+pub const TICKETS_PER_REPLY: usize = 16 << 10;
 
 const _: () = assert!(LEASE.0 * 105 / 100 < GRACE.0, "grace covers the lease and 5 % of drift");
 const _: () = assert!(RENEW_EVERY.0 * 4 < LEASE.0, "a lease survives three lost renewals");

@@ -5,7 +5,7 @@
 //! handler, so that a connection's order is the store's order (R2).
 
 use crate::grants::Grants;
-use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY};
+use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_world::{Components, StoreError, World, sometimes};
@@ -150,6 +150,17 @@ impl<W: World, S: Components> Members<W, S> {
                 let more = ops.len() > OPS_PER_REPLY;
                 ops.truncate(OPS_PER_REPLY);
                 Reply::Ops { ops, more }
+            }
+            Request::Tickets { component, epoch, after } => {
+                let mut tickets = self.open(component, epoch)?.tickets(component)?;
+                tickets.retain(|t| (t.client, t.number) > after);
+                let more = tickets.len() > TICKETS_PER_REPLY;
+                tickets.truncate(TICKETS_PER_REPLY);
+                Reply::Tickets { tickets, more }
+            }
+            Request::SetTickets { component, session, set } => {
+                self.store(component)?.set_tickets(component, session, set).await?;
+                Reply::Done
             }
             Request::Applied { component, epoch, ticket } => {
                 Reply::Yes(self.open(component, epoch)?.applied(component, ticket)?)

@@ -13,7 +13,7 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promi
 use atoll_format::units::BLOCK_LEN;
 use atoll_transport::{BadMessage, Encoded, Message};
 use atoll_world::components::{
-    ComponentOp, ComponentSpec, ComponentStatus, Copy, CopyBlock, ReadBlocks,
+    ComponentOp, ComponentSpec, ComponentStatus, Copy, CopyBlock, ReadBlocks, SetTickets,
 };
 use atoll_world::volume::{Extent, ExtentKind};
 use atoll_world::{Buf, StoreError, VolumeError, buf};
@@ -63,6 +63,24 @@ pub enum Request {
         epoch: Epoch,
         /// Below or at: not wanted.
         after: Seq,
+    },
+    /// Operations of clients that are here and not settled (R21); `after`: exclusive.
+    Tickets {
+        /// Which component.
+        component: ComponentId,
+        /// The asker's epoch.
+        epoch: Epoch,
+        /// From where on, by client and number.
+        after: (ClientId, u32),
+    },
+    /// Remembers and forgets operations of clients; in order with appends.
+    SetTickets {
+        /// Which component.
+        component: ComponentId,
+        /// The open one.
+        session: Session,
+        /// Which operations.
+        set: SetTickets,
     },
     /// Whether that operation of a client is here (R21).
     Applied {
@@ -254,6 +272,13 @@ pub enum Reply {
         /// There may be more.
         more: bool,
     },
+    /// Operations of clients; `more`: ask again from the last.
+    Tickets {
+        /// Ascending by client and number.
+        tickets: Vec<Ticket>,
+        /// There may be more.
+        more: bool,
+    },
     /// Yes or no.
     Yes(bool),
     /// A component's facts.
@@ -414,6 +439,20 @@ impl Message for Request {
                 e.u32(epoch.0);
                 enc_ticket(&mut e, ticket);
                 6
+            }
+            Self::Tickets { component, epoch, after: (client, number) } => {
+                e.u64(component.0);
+                e.u32(epoch.0);
+                e.u64(client.0);
+                e.u32(number);
+                24
+            }
+            Self::SetTickets { component, session, set } => {
+                e.u64(component.0);
+                enc_session(&mut e, session);
+                e.list(&set.add, |e, &ticket| enc_ticket(e, ticket));
+                e.list(&set.forget, |e, &ticket| enc_ticket(e, ticket));
+                25
             }
             Self::Status { component } => {
                 e.u64(component.0);
@@ -667,6 +706,16 @@ impl Message for Request {
                 Self::Client(ClientRequest { object, ticket, retry, at, io })
             }
             23 => return Ok(Self::Admin(body.to_vec())),
+            24 => Self::Tickets {
+                component: ComponentId(d.u64()?),
+                epoch: Epoch(d.u32()?),
+                after: (ClientId(d.u64()?), d.u32()?),
+            },
+            25 => Self::SetTickets {
+                component: ComponentId(d.u64()?),
+                session: dec_session(d)?,
+                set: SetTickets { add: d.list(16, dec_ticket)?, forget: d.list(16, dec_ticket)? },
+            },
             _ => return Err(BadMessage("unknown request")),
         };
         Dec(d.0).end()?;
@@ -854,6 +903,11 @@ impl Message for Reply {
                 });
                 17
             }
+            Self::Tickets { tickets, more } => {
+                e.u8(u8::from(more));
+                e.list(&tickets, |e, &ticket| enc_ticket(e, ticket));
+                18
+            }
         };
         Encoded { kind, body: e.0, payload, payload_checked_by_receiver: true }
     }
@@ -939,6 +993,7 @@ impl Message for Reply {
                     })
                 })?,
             },
+            18 => Self::Tickets { more: d.bool()?, tickets: d.list(16, dec_ticket)? },
             _ => return Err(BadMessage("unknown reply")),
         };
         Dec(d.0).end()?;
@@ -985,6 +1040,12 @@ mod tests {
             Request::Attach { component, session },
             Request::Uncommitted { component, epoch, after: seq },
             Request::Applied { component, epoch, ticket },
+            Request::Tickets { component, epoch, after: (ClientId(3), 9) },
+            Request::SetTickets {
+                component,
+                session,
+                set: SetTickets { add: vec![ticket, ticket], forget: vec![ticket] },
+            },
             Request::Status { component },
             Request::Create { group: GroupId(4), component, spec },
             Request::Delete { component, epoch },
@@ -1039,6 +1100,7 @@ mod tests {
             Reply::Granted { serial: 4, excluded: vec![ObjectId(3)] },
             Reply::Promise { promise, doubtful: false },
             Reply::Chunks { chunks: vec![(1, Seq(2))], more: true },
+            Reply::Tickets { tickets: vec![Ticket::default()], more: true },
             Reply::Ops {
                 ops: vec![OpRecord {
                     id: OpId::default(),

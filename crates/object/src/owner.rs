@@ -17,6 +17,7 @@ use crate::limits::{
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
+use crate::tickets::Key;
 use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
     ClientId, ComponentId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket,
@@ -36,7 +37,7 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Why an owner gives no answer.
@@ -94,11 +95,6 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub lease_notify: Notify,
     /// What clients of other hosts have asked for, so that nothing is carried out twice (R21).
     clients: RefCell<BTreeMap<ClientId, ClientLog>>,
-    /// Tickets of operations that takeover rolled forward (R21).
-    pub rolled_forward: RefCell<BTreeSet<(ClientId, u32)>>,
-    /// Tickets of operations that no member had undamaged, and that were never acknowledged: a
-    /// member may still list them, but they have not been applied.
-    pub rolled_back: RefCell<BTreeSet<(ClientId, u32)>>,
     /// I/O of guests, for resync to yield to.
     pub guest_ops: Cell<u64>,
     pub resync: RefCell<crate::resync::Progress>,
@@ -169,8 +165,6 @@ impl<W: World, S: Components> Owner<W, S> {
             stop_notify: Notify::default(),
             lease_notify: Notify::default(),
             clients: RefCell::default(),
-            rolled_forward: RefCell::default(),
-            rolled_back: RefCell::default(),
             guest_ops: Cell::new(0),
             resync: RefCell::default(),
             next_try: RefCell::default(),
@@ -560,15 +554,13 @@ impl<W: World, S: Components> Owner<W, S> {
         result
     }
 
-    /// Whether an operation of that ticket is on any awaited member.
+    /// Whether a client's change has come here in this owner's life and has not failed.
+    pub(crate) fn has_carried_out(&self, (client, number): Key) -> bool {
+        self.0.clients.borrow().get(&client).is_some_and(|log| log.open.contains_key(&number))
+    }
+
+    /// Whether an operation of that ticket has been applied.
     async fn was_applied(&self, ticket: Ticket, at: u64) -> Result<bool, Fail> {
-        let key = (ticket.client, ticket.number);
-        if self.0.rolled_back.borrow().contains(&key) {
-            return Ok(false);
-        }
-        if self.0.rolled_forward.borrow().contains(&key) {
-            return Ok(true);
-        }
         let (leg, _) = self.place(at, SECTOR)?;
         let until = self.now() + HOLD;
         loop {
@@ -583,23 +575,12 @@ impl<W: World, S: Components> Owner<W, S> {
                 self.call(m.host, Lane::Control, request, CALL_DEADLINE)
             });
             let replies = futures_util::future::join_all(calls).await;
-            let says = |want: bool| {
-                let said =
-                    |r: &Result<Reply, CallError>| matches!(r, Ok(Reply::Yes(y)) if *y == want);
-                replies.iter().filter(|r| said(r)).count()
-            };
-            let (yes, no) = (says(true), says(false));
-            // Every member's word is needed: one that cannot be asked may be the one that knows.
-            if yes + no == awaited.len() && yes * no == 0 {
-                return Ok(yes > 0);
+            // One that remembers it is enough; that nobody does must be every member's word.
+            if replies.iter().any(|r| matches!(r, Ok(Reply::Yes(true)))) {
+                return Ok(true);
             }
-            if yes + no == awaited.len() {
-                // A member that was brought up to date may still list an operation of its own
-                // that the copy undid, and has no tickets of what it was copied. Neither "done"
-                // nor doing it again is safe then (F11, F19): the client is told that it is open.
-                sometimes!("owner.outcome_of_an_earlier_attempt_is_open");
-                let why = "the outcome of this write is not known: a host failed meanwhile";
-                return Err(VolumeError::Io(why.into()).into());
+            if replies.iter().all(|r| matches!(r, Ok(Reply::Yes(false)))) {
+                return Ok(false);
             }
             if self.now() > until {
                 let why = "the members could not be asked about an earlier attempt".into();

@@ -278,6 +278,7 @@ impl<W: World, S: Components> Owner<W, S> {
             progress.bytes_left = 0;
         }
         result?;
+        self.bring_tickets(leg, slot).await?;
         self.promote(leg, slot).await
     }
 
@@ -320,7 +321,7 @@ impl<W: World, S: Components> Owner<W, S> {
         Ok(())
     }
 
-    fn any_active(&self, leg: &Leg) -> Option<Member> {
+    pub(crate) fn any_active(&self, leg: &Leg) -> Option<Member> {
         let here = self.0.ctx.host;
         let members = leg.members.borrow();
         let active = members.iter().filter(|m| m.role == Role::Active && !m.mending);

@@ -15,7 +15,7 @@ use crate::change::{Swapped, swap};
 use crate::leg::{Leg, Member, Role};
 use crate::limits::{
     CALL_DEADLINE, DIRECTORY_DEADLINE, FENCE_DEADLINE, MEND, READ_DEADLINE, RECONCILE_AT_ONCE,
-    RETRY_EVERY, TICKETS_MAX,
+    RETRY_EVERY,
 };
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
@@ -346,7 +346,7 @@ async fn roll_forward<W: World, S: Components>(
             // than needed is only work.
             for op in uncommitted(owner, &End::of(member)).await? {
                 chunks.insert(op.range.chunk());
-                if op.ticket.number != 0 && tickets.len() < TICKETS_MAX {
+                if op.ticket.number != 0 {
                     tickets.insert(op.id.seq, (op.ticket.client, op.ticket.number));
                 }
             }
@@ -364,12 +364,11 @@ async fn roll_forward<W: World, S: Components>(
             .map(|chunk| reconcile(owner, chunk, ends, trusted))
             .buffer_unordered(RECONCILE_AT_ONCE);
         let mut work = std::pin::pin!(work);
+        let mut rolled_back = BTreeSet::new();
         while let Some(result) = work.next().await {
-            for seq in result? {
-                owner.0.rolled_back.borrow_mut().extend(tickets.remove(&seq));
-            }
+            rolled_back.extend(result?.iter().filter_map(|seq| tickets.get(seq).copied()));
         }
-        owner.0.rolled_forward.borrow_mut().extend(tickets.into_values());
+        owner.agree_on_tickets(ends, &rolled_back).await?;
         // Now every active member has the same. The watermark is one that all of them hold, so
         // that a member that falls behind it later is known to have lost something.
         let mut watermark = None;

@@ -13,7 +13,7 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promi
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{
     ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, GroupSpace, ReadBlocks,
-    ScrubProgress, StoreCounters, StoreError, StoreEvent,
+    ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
 };
 use atoll_world::sync::oneshot;
 use atoll_world::{Buf, Nanos, buf};
@@ -49,6 +49,18 @@ impl Component {
         self.promise.committed = self.promise.committed.max(seq);
         let committed = self.promise.committed;
         self.uncommitted.retain(|id, _| id.seq > committed);
+    }
+}
+
+impl Component {
+    fn note_ticket(&mut self, ticket: Ticket) {
+        if ticket.number > 0 {
+            let applied = self.clients.entry(ticket.client).or_default();
+            applied.settled_below = applied.settled_below.max(ticket.settled_below);
+            applied.numbers.insert(ticket.number);
+            let below = applied.settled_below;
+            applied.numbers.retain(|n| *n >= below);
+        }
     }
 }
 
@@ -195,13 +207,7 @@ impl Medium {
         let record = OpRecord { id: op.id, ticket: op.ticket, kind: op.kind, range: op.range };
         c.uncommitted.insert(op.id, record);
         c.commit(op.committed);
-        if op.ticket.number > 0 {
-            let applied = c.clients.entry(op.ticket.client).or_default();
-            applied.settled_below = applied.settled_below.max(op.ticket.settled_below);
-            applied.numbers.insert(op.ticket.number);
-            let below = applied.settled_below;
-            applied.numbers.retain(|n| *n >= below);
-        }
+        c.note_ticket(op.ticket);
         Ok(())
     }
 
@@ -380,6 +386,38 @@ impl Components for IdealStore {
         let client = medium.get(id)?.clients.get(&ticket.client);
         Ok(client
             .is_some_and(|a| ticket.number < a.settled_below || a.numbers.contains(&ticket.number)))
+    }
+
+    fn tickets(&self, id: ComponentId) -> Result<Vec<Ticket>, StoreError> {
+        let mut medium = self.0.medium.borrow_mut();
+        let of = |(&client, a): (&ClientId, &Applied)| {
+            let settled_below = a.settled_below;
+            let ticket = |&number: &u32| Ticket { client, number, settled_below };
+            a.numbers.iter().map(ticket).collect::<Vec<_>>()
+        };
+        Ok(medium.get(id)?.clients.iter().flat_map(of).collect())
+    }
+
+    async fn set_tickets(
+        &self,
+        id: ComponentId,
+        session: Session,
+        set: SetTickets,
+    ) -> Result<(), StoreError> {
+        self.0.medium.borrow_mut().in_session(id, session)?;
+        let effect = move |medium: &mut Medium| {
+            let c = medium.in_session(id, session)?;
+            for ticket in &set.forget {
+                if let Some(client) = c.clients.get_mut(&ticket.client) {
+                    client.numbers.remove(&ticket.number);
+                }
+            }
+            for &ticket in &set.add {
+                c.note_ticket(ticket);
+            }
+            Ok(())
+        };
+        self.in_turn(effect).await
     }
 
     async fn read(&self, id: ComponentId, range: BlockRange) -> Result<ReadBlocks, StoreError> {

@@ -130,11 +130,16 @@ impl Storage for RealStorage {
             self.hosts.borrow_mut().insert(host, state);
         }
         let spec = OpenSpec { cluster: Some(CLUSTER), ..OpenSpec::default() };
-        state.refused += 1;
+        let opened = Store::open(world, disks.clone(), spec).await.map_err(|e| e.to_string());
+        // A device that hangs or is away is waited for.
+        let away = disks.iter().any(SimDisk::is_gone)
+            || opened.as_ref().is_err_and(|why| why.contains("did not return"));
+        state.refused = match &opened {
+            Ok(_) => 0,
+            Err(_) => state.refused + u32::from(!away),
+        };
         self.hosts.borrow_mut().insert(host, state);
-        let store = Store::open(world, disks.clone(), spec).await.map_err(|e| e.to_string())?;
-        state.refused = 0;
-        self.hosts.borrow_mut().insert(host, state);
+        let store = opened?;
         let record = |label: &atoll_format::superblock::Superblock, disk: &SimDisk| DiskRecord {
             id: label.disk,
             path: disk.name(),

@@ -21,6 +21,8 @@ use std::collections::BTreeSet;
 pub struct CheckReport {
     /// Components.
     pub components: u64,
+    /// Components among them whose capacity device failed: what they hold is not looked at.
+    pub components_lost: u64,
     /// Slots that chunks refer to.
     pub slots_used: u64,
     /// Pages that chunks refer to.
@@ -59,6 +61,10 @@ pub async fn check<W: World>(world: &W, disks: Vec<W::Disk>) -> Result<CheckRepo
         CheckReport { components: state.components.len() as u64, ..CheckReport::default() };
     report.faults.extend(state.audit().err());
     for c in state.components.values() {
+        if c.is_lost() {
+            report.components_lost += 1;
+            continue;
+        }
         for (chunk, entry) in c.table.iter() {
             let capacity = state.geometry.capacity[usize::from(c.device)];
             report.slots_used += u64::from(entry.slot != NONE);

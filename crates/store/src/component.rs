@@ -60,6 +60,24 @@ impl Client {
         self.words[word] |= 1 << (bit % 64);
     }
 
+    fn forget(&mut self, number: u32) {
+        let Some(bit) = number.checked_sub(self.settled_below) else { return };
+        if let Some(word) = self.words.get_mut((bit / 64) as usize) {
+            *word &= !(1 << (bit % 64));
+        }
+        while self.words.back() == Some(&0) {
+            self.words.pop_back();
+        }
+    }
+
+    /// Those not settled.
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        let bits = (0u32..).zip(&self.words).flat_map(|(i, word)| {
+            (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| i * 64 + bit)
+        });
+        bits.map(|bit| self.settled_below + bit)
+    }
+
     fn has(&self, number: u32) -> bool {
         let Some(bit) = number.checked_sub(self.settled_below) else { return true };
         self.words.get((bit / 64) as usize).is_some_and(|w| w & (1 << (bit % 64)) != 0)
@@ -181,7 +199,24 @@ impl Component {
         self.note_ticket(record.ticket);
     }
 
-    fn note_ticket(&mut self, ticket: Ticket) {
+    /// Forgets an operation that a copy undid.
+    pub(crate) fn forget_ticket(&mut self, ticket: Ticket) {
+        if let Some(client) = self.clients.get_mut(&ticket.client) {
+            client.forget(ticket.number);
+        }
+    }
+
+    /// See [`atoll_world::Components::tickets`].
+    pub(crate) fn tickets(&self) -> Vec<Ticket> {
+        let of = |(&client, c): (&ClientId, &Client)| {
+            let settled_below = c.settled_below;
+            let ticket = move |number| Ticket { client, number, settled_below };
+            c.numbers().map(ticket).collect::<Vec<_>>()
+        };
+        self.clients.iter().flat_map(of).collect()
+    }
+
+    pub(crate) fn note_ticket(&mut self, ticket: Ticket) {
         if ticket.number == 0 {
             return;
         }
@@ -444,6 +479,12 @@ mod tests {
                 let expect = probe < settled || model.contains(&probe);
                 assert_eq!(client.has(probe), expect, "{probe} at {i}, settled {settled}");
             }
+            if i % 7 == 0 && number >= settled {
+                client.forget(number);
+                model.remove(&number);
+            }
+            let open: Vec<u32> = model.range(settled..).copied().collect();
+            assert!(client.numbers().eq(open), "at {i}");
         }
         assert!(client.words.len() <= 11);
     }

@@ -13,12 +13,12 @@ use crate::limits;
 use crate::state::{BatchPlace, State};
 use atoll_format::id::{ComponentId, Epoch, Session};
 use atoll_format::log::{
-    BatchHead, DESCRIPTOR_LEN, Descriptor, FLAG_FORCED, FooterBuilder, HEAD_LEN, LogKind,
-    SegmentHeader, header_blocks, seal_batch,
+    BatchHead, DESCRIPTOR_LEN, Descriptor, FLAG_FORCED, FLAG_FORGET, FooterBuilder, HEAD_LEN,
+    LogKind, SegmentHeader, header_blocks, seal_batch,
 };
 use atoll_format::op::{BlockState, OpKind};
 use atoll_format::units::{BLOCK, BLOCK_LEN};
-use atoll_world::components::{ComponentOp, ComponentSpec, CopyBlock};
+use atoll_world::components::{ComponentOp, ComponentSpec, CopyBlock, SetTickets};
 use atoll_world::sync::Sender;
 use atoll_world::{Buf, BufMut, Durability, Nanos, World, sometimes};
 use std::collections::VecDeque;
@@ -45,6 +45,10 @@ pub(crate) enum Effect {
     Attach {
         local: u32,
         session: Session,
+    },
+    SetTickets {
+        local: u32,
+        set: SetTickets,
     },
     Create {
         local: u32,
@@ -80,6 +84,7 @@ impl Item {
                 let raw = blocks.iter().filter(|b| b.bytes.is_some()).count();
                 (blocks.len() as u32, 0, raw as u32)
             }
+            Effect::SetTickets { set, .. } => (set.len() as u32, 0, 0),
             _ => (1, 0, 0),
         }
     }
@@ -405,6 +410,18 @@ fn encode(
             d.epoch = spec.epoch.0.into();
             d.column = *device;
             ops.push(d);
+        }
+        Effect::SetTickets { local, set } => {
+            let forget = set.forget.iter().map(|ticket| (ticket, FLAG_FORGET));
+            let add = set.add.iter().map(|ticket| (ticket, 0));
+            ops.extend(forget.chain(add).map(|(ticket, flags)| {
+                let mut d = descriptor(LogKind::Ticket, *local);
+                d.flags = flags.into();
+                d.number = ticket.number.into();
+                d.client = ticket.client.0.into();
+                d.settled_below = ticket.settled_below.into();
+                d
+            }));
         }
         Effect::Delete { local } => ops.push(descriptor(LogKind::Delete, *local)),
         Effect::Grow { local, blocks } => {

@@ -15,7 +15,7 @@ use crate::space::DeviceSpace;
 use crate::table::is_present;
 use atoll_format::chunk::{BlockEntry, NONE};
 use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
-use atoll_format::log::{Descriptor, FLAG_FORCED, LogKind};
+use atoll_format::log::{Descriptor, FLAG_FORCED, FLAG_FORGET, LogKind};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord};
 use atoll_format::superblock::Region;
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
@@ -459,6 +459,18 @@ impl State {
             LogKind::Grow => {
                 let blocks = op.block.get().max(c.spec.blocks);
                 c.spec.blocks = blocks;
+            }
+            LogKind::Ticket => {
+                let ticket = Ticket {
+                    client: ClientId(op.client.get()),
+                    number: op.number.get(),
+                    settled_below: op.settled_below.get(),
+                };
+                if op.flags.get() & FLAG_FORGET == 0 {
+                    c.note_ticket(ticket);
+                } else {
+                    c.forget_ticket(ticket);
+                }
             }
             LogKind::Write | LogKind::Zero | LogKind::Discard | LogKind::Bad => {
                 self.apply_blocks(kind, op, crcs, place);

@@ -18,7 +18,7 @@ use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_M
 use atoll_world::buf::total_len;
 use atoll_world::components::{
     ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock, GroupSpace,
-    ReadBlocks, ScrubProgress, StoreCounters, StoreError, StoreEvent,
+    ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
 };
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Nanos, World, sometimes};
@@ -480,6 +480,35 @@ impl<W: World> Components for Store<W> {
         let c = state.find(id)?;
         check_lost(c)?;
         Ok(c.applied(ticket))
+    }
+
+    fn tickets(&self, id: ComponentId) -> Result<Vec<Ticket>, StoreError> {
+        self.group.usable()?;
+        let state = self.group.state.borrow();
+        let c = state.find(id)?;
+        check_lost(c)?;
+        Ok(c.tickets())
+    }
+
+    async fn set_tickets(
+        &self,
+        id: ComponentId,
+        session: Session,
+        set: SetTickets,
+    ) -> Result<(), StoreError> {
+        self.admit()?;
+        if set.len() > SET_TICKETS_MAX {
+            return Err(StoreError::Malformed("too many tickets at once"));
+        }
+        let local = {
+            let state = self.group.state.borrow();
+            let c = state.find(id)?;
+            check_session(c, session)?;
+            check_lost(c)?;
+            c.local
+        };
+        let wait = self.queue(Effect::SetTickets { local, set })?;
+        self.durable(wait).await
     }
 
     async fn read(&self, id: ComponentId, range: BlockRange) -> Result<ReadBlocks, StoreError> {

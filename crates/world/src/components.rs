@@ -94,6 +94,38 @@ pub struct Copy {
     pub only_if: Option<Seq>,
 }
 
+/// Most operations that one [`SetTickets`] names.
+pub const SET_TICKETS_MAX: usize = 512;
+
+/// Operations of clients to be remembered and forgotten (R21).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SetTickets {
+    /// Are here, though they were not appended here.
+    pub add: Vec<Ticket>,
+    /// Were appended here and are here no more.
+    pub forget: Vec<Ticket>,
+}
+
+impl SetTickets {
+    /// How many it names.
+    pub fn len(&self) -> usize {
+        self.add.len() + self.forget.len()
+    }
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// In parts that a store takes.
+    pub fn parts(self) -> impl Iterator<Item = Self> {
+        let part =
+            |add: &[Ticket], forget: &[Ticket]| Self { add: add.to_vec(), forget: forget.to_vec() };
+        let forgets: Vec<Self> =
+            self.forget.chunks(SET_TICKETS_MAX).map(|forget| part(&[], forget)).collect();
+        let adds: Vec<Self> = self.add.chunks(SET_TICKETS_MAX).map(|add| part(add, &[])).collect();
+        forgets.into_iter().chain(adds)
+    }
+}
+
 /// The space of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GroupSpace {
@@ -267,6 +299,16 @@ pub trait Components: Clone + 'static {
     fn uncommitted(&self, id: ComponentId) -> Result<Vec<OpRecord>, StoreError>;
     /// For each of that client's numbers not yet settled: whether the operation is here (R21).
     fn applied(&self, id: ComponentId, ticket: Ticket) -> Result<bool, StoreError>;
+    /// Every client's operations that are here and not settled, ascending by client and number.
+    fn tickets(&self, id: ComponentId) -> Result<Vec<Ticket>, StoreError>;
+    /// Remembers operations of clients that came here as copies, and forgets those that copies
+    /// undid; in order with appends, durable on return. At most [`SET_TICKETS_MAX`] together.
+    fn set_tickets(
+        &self,
+        id: ComponentId,
+        session: Session,
+        set: SetTickets,
+    ) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Blocks `range`, checksums verified.
     ///

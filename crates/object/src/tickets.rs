@@ -1,0 +1,159 @@
+//! What members remember of clients' operations, so that a retry is answered, not applied twice
+//! (R21). Appends bring their own tickets; copies bring none. So wherever copies make members
+//! equal, their tickets are made equal too: at takeover, and before a member is promoted.
+//!
+//! Invariant: what an active member remembers is what has been applied to its leg, no more and,
+//! within the store's bounds, no less.
+
+use crate::leg::Leg;
+use crate::limits::{CALL_DEADLINE, READ_DEADLINE};
+use crate::message::{Reply, Request};
+use crate::owner::{Fail, Owner};
+use crate::resync::End;
+use atoll_format::id::{ClientId, Ticket};
+use atoll_world::components::SetTickets;
+use atoll_world::{Components, Lane, World, sometimes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// A client's name and the number of one of its operations.
+pub(crate) type Key = (ClientId, u32);
+
+/// What one member remembers, without what is settled.
+#[derive(Clone, Default, Debug)]
+struct Table {
+    open: BTreeMap<Key, Ticket>,
+    settled_below: BTreeMap<ClientId, u32>,
+}
+
+impl Table {
+    fn enter(&mut self, ticket: Ticket) {
+        self.open.insert((ticket.client, ticket.number), ticket);
+        let settled = self.settled_below.entry(ticket.client).or_default();
+        *settled = ticket.settled_below.max(*settled);
+    }
+
+    fn is_settled(&self, (client, number): Key) -> bool {
+        self.settled_below.get(&client).is_some_and(|&below| number < below)
+    }
+
+    /// What makes `other` equal to this one.
+    fn over(&self, other: &Self) -> SetTickets {
+        let only_in = |here: &Self, there: &Self| {
+            let lacks = |key: Key| !there.open.contains_key(&key) && !there.is_settled(key);
+            here.open.iter().filter(|&(&key, _)| lacks(key)).map(|(_, &ticket)| ticket).collect()
+        };
+        SetTickets { add: only_in(self, other), forget: only_in(other, self) }
+    }
+}
+
+impl<W: World, S: Components> Owner<W, S> {
+    async fn tickets_of(&self, end: &End) -> Result<Table, Fail> {
+        let mut table = Table::default();
+        let mut after = Key::default();
+        loop {
+            let (component, epoch) = (end.component, self.0.epoch);
+            let request = Request::Tickets { component, epoch, after };
+            match self.call(end.host, Lane::Control, request, CALL_DEADLINE).await {
+                Ok(Reply::Tickets { tickets, more }) => {
+                    let last = tickets.last().map(|t| (t.client, t.number));
+                    tickets.into_iter().for_each(|ticket| table.enter(ticket));
+                    match last {
+                        Some(last) if more => after = last,
+                        _ => return Ok(table),
+                    }
+                }
+                _ => return Err(Fail::Stopped),
+            }
+        }
+    }
+
+    async fn set_tickets(&self, end: &End, set: SetTickets) -> Result<(), Fail> {
+        let (component, session) = (end.component, end.session);
+        let request = Request::SetTickets { component, session, set };
+        match self.call(end.host, Lane::Data, request, READ_DEADLINE).await {
+            Ok(Reply::Done) => Ok(()),
+            _ => Err(Fail::Stopped),
+        }
+    }
+
+    /// At takeover, after roll-forward: whatever any active member remembers has been brought to
+    /// all of them, but for what was rolled back.
+    pub(crate) async fn agree_on_tickets(
+        &self,
+        ends: &[End],
+        rolled_back: &BTreeSet<Key>,
+    ) -> Result<(), Fail> {
+        let mut tables = Vec::new();
+        let mut all = Table::default();
+        for end in ends {
+            let table = self.tickets_of(end).await?;
+            table.open.values().for_each(|&ticket| all.enter(ticket));
+            tables.push(table);
+        }
+        all.open.retain(|key, _| !rolled_back.contains(key));
+        for (end, table) in ends.iter().zip(&tables) {
+            for set in all.over(table).parts() {
+                sometimes!("takeover.tickets_made_equal");
+                self.set_tickets(end, set).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Before a promotion: the member was sent every operation of its session, and copies of
+    /// what it lacked before.
+    pub(crate) async fn bring_tickets(&self, leg: &Rc<Leg>, slot: u8) -> Result<(), Fail> {
+        let member = leg.member(slot).ok_or(Fail::Stopped)?;
+        let source = self.any_active(leg).ok_or(Fail::Stopped)?;
+        let target = End::of(&member);
+        // In this order: what is done by the second question, the source knows of; what is not
+        // done by then, but was sent to the member before the first, is in flight between them.
+        let has = self.tickets_of(&target).await?;
+        let between = in_flight(leg);
+        let wanted = self.tickets_of(&End::of(&source)).await?;
+        for mut set in wanted.over(&has).parts() {
+            sometimes!("resync.tickets_brought");
+            // A retry of an operation that a copy undid may have come meanwhile; this message is
+            // behind it.
+            let now = in_flight(leg);
+            set.forget.retain(|t| {
+                let key = (t.client, t.number);
+                !between.contains(&key) && !now.contains(&key) && !self.has_carried_out(key)
+            });
+            if !set.is_empty() {
+                self.set_tickets(&target, set).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn in_flight(leg: &Leg) -> BTreeSet<Key> {
+    leg.in_flight().iter().map(|op| (op.ticket.client, op.ticket.number)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Table;
+    use atoll_format::id::{ClientId, Ticket};
+
+    fn table(of: &[(u64, u32, u32)]) -> Table {
+        let mut table = Table::default();
+        for &(client, number, settled_below) in of {
+            table.enter(Ticket { client: ClientId(client), number, settled_below });
+        }
+        table
+    }
+
+    #[test]
+    fn the_difference_names_what_is_missing_and_what_is_too_much_but_nothing_settled() {
+        let wanted = table(&[(1, 5, 4), (1, 7, 5), (2, 1, 1)]);
+        let has = table(&[(1, 4, 3), (1, 5, 3), (1, 6, 3), (3, 2, 1)]);
+        let set = wanted.over(&has);
+        let keys = |of: &[Ticket]| of.iter().map(|t| (t.client.0, t.number)).collect::<Vec<_>>();
+        assert_eq!(keys(&set.add), [(1, 7), (2, 1)]);
+        assert_eq!(keys(&set.forget), [(1, 6), (3, 2)], "4 is settled, 5 is there");
+        assert!(wanted.over(&wanted).is_empty());
+    }
+}
