@@ -12,7 +12,7 @@
 
 use crate::checksum::{crc, crc_append};
 use crate::op::BlockRange;
-use crate::units::BLOCK_LEN;
+use crate::units::{BLOCK_LEN, BLOCKS_PER_CHUNK};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -32,6 +32,8 @@ pub const DESCRIPTOR_LEN: usize = 64;
 pub const BATCH_OPS_MAX: u32 = 1024;
 /// Most payload blocks in one batch: 4 MiB.
 pub const BATCH_BLOCKS_MAX: u32 = 1024;
+/// Most CRCs in one batch: those of the payload and of 32 chunks that were placed.
+pub const BATCH_CRCS_MAX: u32 = BATCH_BLOCKS_MAX + 32 * 256;
 
 /// Why bytes are not a part of this log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -64,6 +66,8 @@ pub enum LogKind {
     Discard = 3,
     /// The blocks are known to be damaged on every source.
     Bad = 4,
+    /// Stores a whole chunk whose bytes were durable in slot `payload_at` before this was written.
+    Placed = 5,
     /// Everything at or below `seq` is durable on every active member.
     Committed = 6,
     /// Promises to refuse epochs below `epoch`.
@@ -108,6 +112,7 @@ impl LogKind {
             2 => Self::Zero,
             3 => Self::Discard,
             4 => Self::Bad,
+            5 => Self::Placed,
             6 => Self::Committed,
             7 => Self::Fence,
             8 => Self::Attach,
@@ -121,7 +126,7 @@ impl LogKind {
 
     /// Whether it changes blocks, and so has a range.
     pub fn has_range(self) -> bool {
-        matches!(self, Self::Write | Self::Zero | Self::Discard | Self::Bad)
+        matches!(self, Self::Write | Self::Zero | Self::Discard | Self::Bad | Self::Placed)
     }
 }
 
@@ -152,7 +157,8 @@ pub struct Descriptor {
     pub parts: U16,
     /// Epoch of the operation.
     pub epoch: U32,
-    /// First block of its payload, counted from the start of the batch's payload.
+    /// First block of its payload, counted from the start of the batch's payload; the slot, in
+    /// `Placed`.
     pub payload_at: U32,
     /// Seq of the operation.
     pub seq: U64,
@@ -444,7 +450,7 @@ pub fn peek_batch(bytes: &[u8], at: u64, salt: u64) -> Result<BatchHead, LogErro
     };
     let absurd = head.ops > BATCH_OPS_MAX
         || head.payload_blocks > BATCH_BLOCKS_MAX
-        || head.crc_count > head.payload_blocks
+        || head.crc_count > BATCH_CRCS_MAX
         || head.header_blocks != header_blocks(head.ops, head.crc_count);
     if absurd {
         return Err(LogError::Damaged);
@@ -489,6 +495,12 @@ fn view(head: BatchHead, used: &[u8]) -> Result<BatchView<'_>, LogError> {
             if payload_end > u64::from(head.payload_blocks)
                 || (blocks > 1 && list_end > u64::from(head.crc_count))
             {
+                return Err(LogError::Damaged);
+            }
+        }
+        if kind == LogKind::Placed {
+            let list_end = u64::from(op.crc.get()) + blocks;
+            if blocks != u64::from(BLOCKS_PER_CHUNK) || list_end > u64::from(head.crc_count) {
                 return Err(LogError::Damaged);
             }
         }
@@ -676,6 +688,19 @@ mod tests {
     fn ranges_outside_the_batch_are_refused_although_the_checksum_matches() {
         for op in [write(1, 1, 1, 0), write(1, 2, 0, 0), write(255, 2, 0, 0), write(1, 0, 0, 0)] {
             let (_, bytes) = batch(&[op], &[], 1);
+            assert_eq!(decode_batch(&bytes, 8192, 9).err(), Some(LogError::Damaged));
+        }
+        let placed = |blocks, crc| {
+            let mut op = write(0, blocks, 7, crc);
+            op.kind = LogKind::Placed as u8;
+            op
+        };
+        let list = [1; 256];
+        let (_, bytes) = batch(&[placed(256, 0)], &list, 0);
+        let view = decode_batch(&bytes, 8192, 9).expect("valid");
+        assert_eq!(view.crcs(&view.ops[0]).count(), 256);
+        for op in [placed(256, 1), placed(255, 0), placed(1, 0)] {
+            let (_, bytes) = batch(&[op], &list, 0);
             assert_eq!(decode_batch(&bytes, 8192, 9).err(), Some(LogError::Damaged));
         }
         let mut later = write(1, 1, 0, 0);

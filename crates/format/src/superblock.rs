@@ -24,7 +24,9 @@ pub const DEVICES_MAX: usize = 8;
 pub const REGIONS_MAX: usize = 32;
 /// Feature bits that this program knows. A device with an unknown `incompat` bit is refused; with
 /// an unknown `ro_compat` bit it may be read only; unknown `compat` bits change nothing.
-pub const INCOMPAT_KNOWN: u64 = 0;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_PLACED;
+/// The log may hold `Placed` records.
+pub const INCOMPAT_PLACED: u64 = 1;
 /// See [`INCOMPAT_KNOWN`].
 pub const RO_COMPAT_KNOWN: u64 = 0;
 

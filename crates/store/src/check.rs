@@ -11,7 +11,7 @@ use crate::table::is_present;
 use atoll_format::checksum::{bind, crc};
 use atoll_format::chunk::{BlockEntry, NONE, PAGE_LEN, PageHead, check_page, page_entry};
 use atoll_format::op::BlockState;
-use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::World;
 use atoll_world::sync::Notify;
 use std::collections::BTreeSet;
@@ -93,6 +93,10 @@ pub async fn check<W: World>(world: &W, disks: Vec<W::Disk>) -> Result<CheckRepo
                 bytes = devices[capacity.device].read(at, len).await.ok();
             }
             let hot = c.hot.get(&chunk);
+            // Counted below.
+            if hot.is_some_and(|h| h.extra_slot().is_some()) {
+                continue;
+            }
             for index in 0..=u8::MAX {
                 if hot.is_some_and(|h| h.whole.is_some() || h.pending_at(index).is_some()) {
                     continue;
@@ -116,6 +120,25 @@ pub async fn check<W: World>(world: &W, disks: Vec<W::Disk>) -> Result<CheckRepo
                     bind(sum, c.id, u64::from(block)) == home.crc
                 };
                 report.blocks_bad += u64::from(!bytes.as_ref().is_some_and(|b| good(home, b)));
+            }
+        }
+        for (&chunk, hot) in &c.hot {
+            let Some((whole, slot)) = hot.whole.as_ref().and_then(|w| Some((w, w.slot()?))) else {
+                continue;
+            };
+            let capacity = state.geometry.capacity[usize::from(c.device)];
+            let at = capacity.slots.at + u64::from(slot) * CHUNK;
+            let bytes = devices[capacity.device].read(at, CHUNK as u32).await.ok();
+            if c.table.get(chunk).slot != slot {
+                report.slots_used += 1;
+            }
+            for index in (0..=u8::MAX).filter(|&i| hot.pending_at(i).is_none()) {
+                report.blocks_home += 1;
+                let from = usize::from(index) * BLOCK_LEN;
+                let good = bytes
+                    .as_ref()
+                    .is_some_and(|b| crc(&b[from..from + BLOCK_LEN]) == whole.tag(index).crc);
+                report.blocks_bad += u64::from(!good);
             }
         }
         report.blocks_log += c
@@ -165,11 +188,19 @@ impl State {
                     }
                 }
                 for (&chunk, hot) in &c.hot {
-                    let at = hot.pending.iter().map(|p| p.at).chain(hot.whole.map(|w| w.at));
-                    for at in at {
-                        live[self.geometry.ring_index(at)] += 1;
-                        index += 1;
-                        log_live += 1;
+                    let whole = hot.whole.iter().map(|w| (w.at, w.weight()));
+                    for (at, weight) in hot.pending.iter().map(|p| (p.at, 1)).chain(whole) {
+                        live[self.geometry.ring_index(at)] += weight;
+                        index += weight;
+                        log_live += weight;
+                    }
+                    for slot in hot.extra_slots(&c.table.get(chunk)) {
+                        if !slots.insert(slot) || !space.slots.is_used(slot) {
+                            return Err(format!("placed slot {slot} of chunk {chunk}"));
+                        }
+                    }
+                    if !hot.spare.is_empty() && hot.whole.is_none() {
+                        return Err(format!("chunk {chunk} of {} keeps a spare slot", c.id));
                     }
                     overlay += hot.overlay.len() as u64;
                     dirty += u64::from(!hot.overlay.is_empty());
@@ -178,7 +209,8 @@ impl State {
                     entries_reserved += u64::from(hot.entry_reserved);
                     let entry = c.table.get(chunk);
                     let raw = hot.pending.iter().any(|p| p.state() == BlockState::Raw);
-                    if raw && entry.slot == NONE && !hot.slot_reserved && !self.round_under_way {
+                    let owns_slot = entry.slot != NONE || hot.extra_slot().is_some();
+                    if raw && !owns_slot && !hot.slot_reserved && !self.round_under_way {
                         return Err(format!("chunk {chunk} of {} has no slot set aside", c.id));
                     }
                     if hot.is_settled() && hot.overlay.is_empty() {
@@ -192,7 +224,8 @@ impl State {
                 equal("blocks of a component in the log", log_live, c.log_live)?;
             }
             if !self.round_under_way {
-                equal("slots in use", slots.len() as u64, u64::from(space.slots.used()))?;
+                let held = slots.len() as u64 + u64::from(space.slots_placing);
+                equal("slots in use", held, u64::from(space.slots.used()))?;
                 let retired = space.retired_pages.len();
                 let held = pages.len() as u64 + retired as u64;
                 equal("pages in use", held, u64::from(space.pages.used()))?;

@@ -11,7 +11,7 @@ use atoll_format::chunk::CheckpointHead;
 use atoll_format::id::{ClusterId, DiskId, GroupId, HostId};
 use atoll_format::log::SegmentHeader;
 use atoll_format::superblock::{
-    DEVICES_MAX, Region, RegionKind, SECOND_FROM_END, Shape, Superblock,
+    DEVICES_MAX, INCOMPAT_PLACED, Region, RegionKind, SECOND_FROM_END, Shape, Superblock,
 };
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::{Buf, Disk, Durability, World};
@@ -248,7 +248,7 @@ fn plan<W: World>(
         labels.push(Superblock {
             compat: 0,
             ro_compat: 0,
-            incompat: 0,
+            incompat: INCOMPAT_PLACED,
             cluster: spec.cluster,
             host: spec.host,
             group: spec.group,

@@ -10,6 +10,7 @@
 //! write, without a pause from [`limits::FILL_URGENT`] on, and through to the end when they rest.
 
 use crate::checkpoint;
+use crate::component::Component;
 use crate::group::Group;
 use crate::index::{Overlay, Pending, Whole};
 use crate::journal::{self, Records};
@@ -54,7 +55,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
             Next::Checkpoint => {
                 group.state.borrow_mut().round_under_way = true;
                 let done = checkpoint::take(&group).await;
-                group.state.borrow_mut().round_under_way = false;
+                end_round(&mut group.state.borrow_mut());
                 if done.is_err() {
                     break;
                 }
@@ -62,7 +63,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
             Next::Round => {
                 group.state.borrow_mut().round_under_way = true;
                 let done = round(&group).await;
-                group.state.borrow_mut().round_under_way = false;
+                end_round(&mut group.state.borrow_mut());
                 if done.is_err() && group.failed.borrow().is_some() {
                     break;
                 }
@@ -75,6 +76,15 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
     }
     group.mover_ended.set(true);
     group.ended.notify_all();
+}
+
+fn end_round(state: &mut State) {
+    state.round_under_way = false;
+    for space in &mut state.space {
+        for slot in std::mem::take(&mut space.slots_later) {
+            space.slots.free(slot);
+        }
+    }
 }
 
 /// How long to pause after a round that took `took`.
@@ -178,6 +188,10 @@ struct Task {
     whole: Option<Whole>,
     newest: Seq,
     entry: ChunkEntry,
+    /// The slot that it has; `NONE`: none.
+    home: u32,
+    /// Slots that it has beside that of its entry, `home` among them if it is not the entry's.
+    extra: Vec<u32>,
     /// A slot that the round has taken for it.
     new_slot: Option<u32>,
     /// Its bytes, by index into `pending`; none: damaged or without bytes.
@@ -188,7 +202,35 @@ struct Task {
 
 impl Task {
     fn slot(&self) -> u32 {
-        self.new_slot.unwrap_or(self.entry.slot)
+        self.new_slot.unwrap_or(self.home)
+    }
+
+    /// The slot that it has from now on, or `NONE`.
+    fn final_slot(&self) -> u32 {
+        if self.keeps_slot { self.slot() } else { NONE }
+    }
+
+    /// What its blocks are at home from now on: those that lay in the log, and all of a chunk
+    /// that was placed. Ascending.
+    fn entries(&self, c: &Component) -> Vec<(u8, BlockEntry)> {
+        let logged = self.pending.iter().zip(&self.bytes).map(|(p, bytes)| {
+            let block = self.chunk * BLOCKS_PER_CHUNK + u32::from(p.block());
+            let good = bytes.is_some() || p.state() != BlockState::Raw;
+            (p.block(), home_entry(c, block, p, good))
+        });
+        let Some(whole) = self.whole.as_ref().filter(|w| w.slot().is_some()) else {
+            return logged.collect();
+        };
+        let mut logged = logged.peekable();
+        let entry = |i: u8| {
+            logged.next_if(|(block, _)| *block == i).unwrap_or_else(|| {
+                let tag = whole.tag(i);
+                let block = self.chunk * BLOCKS_PER_CHUNK + u32::from(i);
+                let crc = atoll_format::checksum::bind(tag.crc, c.id, u64::from(block));
+                (i, BlockEntry { crc, seq: tag.seq, state: tag.state })
+            })
+        };
+        (0..=u8::MAX).map(entry).collect()
     }
 }
 
@@ -208,16 +250,22 @@ fn select(state: &mut State) -> Vec<Task> {
             if hot.pending.is_empty() && hot.whole.is_none() {
                 continue;
             }
+            let entry = c.table.get(chunk);
+            let placed = hot.whole.as_ref().and_then(Whole::slot);
             blocks += hot.pending.len().max(1);
+            blocks += if placed.is_some() { limits::PLACED_BLOCKS } else { 0 };
+            let has = if entry.slot != NONE { Some(entry.slot) } else { hot.extra_slot() };
             tasks.push(Task {
                 local,
                 chunk,
                 capacity: usize::from(c.device),
                 bytes: vec![None; hot.pending.len()],
                 pending: hot.pending.clone(),
-                whole: hot.whole,
+                whole: hot.whole.clone(),
                 newest: hot.newest,
-                entry: c.table.get(chunk),
+                entry,
+                home: placed.or(has).unwrap_or(NONE),
+                extra: hot.extra_slots(&entry),
                 new_slot: None,
                 keeps_slot: true,
             });
@@ -333,10 +381,11 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
 /// Finds out which chunks have no bytes left and free their slots.
 async fn decide_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
     for task in tasks.iter_mut() {
-        let any_bytes = task.bytes.iter().any(Option::is_some);
+        let placed = task.whole.as_ref().is_some_and(|w| w.slot().is_some());
+        let any_bytes = placed || task.bytes.iter().any(Option::is_some);
         let removes = task.whole.is_some() || task.bytes.iter().any(Option::is_none);
-        if any_bytes || task.entry.slot == NONE || !removes {
-            task.keeps_slot = any_bytes || task.entry.slot != NONE;
+        if any_bytes || task.home == NONE || !removes {
+            task.keeps_slot = any_bytes || task.home != NONE;
             continue;
         }
         if task.whole.is_some() {
@@ -364,7 +413,7 @@ async fn decide_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
 fn take_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) -> Result<(), ()> {
     let mut state_guard = group.state.borrow_mut();
     for task in tasks.iter_mut() {
-        if !task.keeps_slot || task.entry.slot != NONE {
+        if !task.keeps_slot || task.home != NONE {
             continue;
         }
         let state = &mut *state_guard;
@@ -463,9 +512,10 @@ fn leaving(state: &State, tasks: &[Task]) -> BTreeMap<usize, u64> {
             continue;
         };
         let pending = task.pending.iter().filter(|p| hot.pending_at(p.block()) == Some(p));
-        let whole = task.whole.filter(|w| hot.whole == Some(*w));
-        for at in pending.map(|p| p.at).chain(whole.map(|w| w.at)) {
-            *less.entry(state.geometry.ring_index(at)).or_insert(0) += 1;
+        let whole = task.whole.as_ref().filter(|w| hot.whole.as_ref() == Some(*w));
+        let whole = whole.map(|w| (w.at, w.weight()));
+        for (at, weight) in pending.map(|p| (p.at, 1)).chain(whole) {
+            *less.entry(state.geometry.ring_index(at)).or_insert(0) += weight;
         }
     }
     less
@@ -495,15 +545,15 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
     }
     for task in tasks {
         let Some(c) = state.components.get(&task.local) else { continue };
-        if let Some(whole) = task.whole {
+        if let Some(whole) = task.whole.as_ref().and_then(Whole::uniform) {
             records.push(JournalKind::Whole, |r| {
                 r.component = task.local.into();
                 r.block = task.chunk.into();
-                r.state = whole.entry().state as u8;
+                r.state = whole.state as u8;
                 r.seq = whole.seq.0.into();
             });
         }
-        let slot = if task.keeps_slot { task.slot() } else { NONE };
+        let slot = task.final_slot();
         records.push(JournalKind::Chunk, |r| {
             r.component = task.local.into();
             r.block = task.chunk.into();
@@ -521,10 +571,8 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
                 r.crc = entry.crc.into();
             });
         };
-        for (pending, bytes) in task.pending.iter().zip(&task.bytes) {
-            let block = task.chunk * BLOCKS_PER_CHUNK + u32::from(pending.block());
-            let good = bytes.is_some() || pending.state() != BlockState::Raw;
-            let entry = home_entry(c, block, pending, good);
+        for (block, entry) in task.entries(c) {
+            let block = task.chunk * BLOCKS_PER_CHUNK + u32::from(block);
             match &mut run {
                 Some((first, count, same))
                     if *same == entry
@@ -556,43 +604,39 @@ fn install(state: &mut State, task: &Task) {
         }
         return;
     };
-    let overlay: Vec<Overlay> = task
-        .pending
-        .iter()
-        .zip(&task.bytes)
-        .map(|(p, bytes)| {
-            let block = task.chunk * BLOCKS_PER_CHUNK + u32::from(p.block());
-            let good = bytes.is_some() || p.state() != BlockState::Raw;
-            Overlay::new(p.block(), home_entry(c, block, p, good))
-        })
-        .collect();
+    let overlay: Vec<Overlay> =
+        task.entries(c).into_iter().map(|(block, entry)| Overlay::new(block, entry)).collect();
     let hot = c.hot.entry(task.chunk).or_default();
     let snapshot: FixedMap<u8, Pending> = task.pending.iter().map(|p| (p.block(), *p)).collect();
     let mut left = Vec::new();
     hot.pending.retain(|p| {
         let same = snapshot.get(&p.block()) == Some(p);
         if same {
-            left.push(p.at);
+            left.push((p.at, 1));
         }
         !same
     });
     hot.pending.shrink_to_fit();
-    if let Some(whole) = task.whole
-        && hot.whole == Some(whole)
+    if let Some(whole) = &task.whole
+        && hot.whole.as_ref() == Some(whole)
     {
         hot.whole = None;
-        left.push(whole.at);
+        left.push((whole.at, whole.weight()));
     }
-    c.log_live -= left.len() as u64;
+    // What was superseded when the round began is no longer needed: the journal knows it. Its
+    // own slot is the entry's from here on, also if it was superseded meanwhile.
+    hot.spare.retain(|slot| !task.extra.contains(slot));
+    c.log_live -= left.iter().map(|(_, weight)| weight).sum::<u64>();
     let home = Home {
-        whole: task.whole.map(|w| w.entry()),
-        slot: if task.keeps_slot { task.slot() } else { NONE },
+        whole: task.whole.as_ref().and_then(Whole::uniform),
+        slot: task.final_slot(),
         newest: task.newest,
         overlay: &overlay,
     };
     let (slot, page) = set_home(state, task.local, task.chunk, &home);
     let space = &mut state.space[task.capacity];
-    if let Some(slot) = slot {
+    let extra = task.extra.iter().copied().filter(|&extra| extra != home.slot);
+    for slot in slot.into_iter().chain(extra) {
         space.slots.free(slot);
     }
     space.retired_pages.extend(page);
@@ -600,10 +644,10 @@ fn install(state: &mut State, task: &Task) {
         state.cache.remove((task.local, task.chunk));
     }
     promise(state, task.local, task.chunk);
-    for at in left {
+    for (at, weight) in left {
         let index = state.geometry.ring_index(at);
-        state.ring[index].live -= 1;
-        state.index_blocks -= 1;
+        state.ring[index].live -= weight;
+        state.index_blocks -= weight;
     }
     state.settle(task.local, task.chunk);
 }
@@ -658,11 +702,13 @@ fn promise(state: &mut State, local: u32, chunk: u32) {
     let entry = c.table.get(chunk);
     let space = &mut state.space[usize::from(c.device)];
     let raw = hot.pending.iter().any(|p| p.state() == BlockState::Raw);
-    if entry.slot == NONE && !hot.slot_reserved && (raw || hot.queued > 0) {
+    let owns_slot = entry.slot != NONE || hot.extra_slot().is_some();
+    if !owns_slot && !hot.slot_reserved && (raw || hot.queued > 0) {
         hot.slot_reserved = true;
         space.slots_reserved += 1;
     }
-    let partial = !hot.pending.is_empty() || !hot.overlay.is_empty() || hot.queued > 0;
+    let placed = hot.extra_slot().is_some();
+    let partial = !hot.pending.is_empty() || !hot.overlay.is_empty() || hot.queued > 0 || placed;
     if entry.page == NONE && !hot.page_reserved && partial {
         hot.page_reserved = true;
         space.pages_reserved += 1;

@@ -7,10 +7,12 @@
 //! Invariants: `pending` and `overlay` are sorted by block without repetition; every `Pending` is
 //! counted once as live in the segment it lies in.
 
-use atoll_format::chunk::BlockEntry;
+use crate::limits::PLACED_WEIGHT;
+use atoll_format::chunk::{BlockEntry, ChunkEntry};
 use atoll_format::id::Seq;
-use atoll_format::op::BlockState;
+use atoll_format::op::{BlockState, BlockTag};
 use atoll_world::Nanos;
+use std::rc::Rc;
 
 /// One block whose newest version lies in the log: 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,19 +40,56 @@ impl Pending {
     }
 }
 
-/// All 256 blocks were zeroed or discarded by one operation in the log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What one operation made of all 256 blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Content {
+    Absent,
+    Zero,
+    /// Their bytes lie in a slot that belongs to the chunk, beside that of its entry.
+    Placed {
+        slot: u32,
+        /// CRC-32C of each payload, not bound.
+        crcs: Rc<[u32]>,
+    },
+}
+
+/// All 256 blocks were zeroed, discarded or written elsewhere by one operation in the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Whole {
-    pub zero: bool,
+    pub content: Content,
     pub seq: Seq,
     /// Block of the log device where its batch lies.
     pub at: u32,
 }
 
 impl Whole {
-    pub(crate) fn entry(&self) -> BlockEntry {
-        let state = if self.zero { BlockState::Zero } else { BlockState::Absent };
-        BlockEntry { crc: 0, seq: self.seq, state }
+    /// State and seq of every block, and the CRC of that one, not bound.
+    pub(crate) fn tag(&self, block: u8) -> BlockTag {
+        let (state, crc) = match &self.content {
+            Content::Absent => (BlockState::Absent, 0),
+            Content::Zero => (BlockState::Zero, 0),
+            Content::Placed { crcs, .. } => (BlockState::Raw, crcs[usize::from(block)]),
+        };
+        BlockTag { seq: self.seq, state, crc }
+    }
+
+    /// The entry of every block alike; none if they differ.
+    pub(crate) fn uniform(&self) -> Option<BlockEntry> {
+        let BlockTag { seq, state, .. } = self.tag(0);
+        (state != BlockState::Raw).then_some(BlockEntry { crc: 0, seq, state })
+    }
+
+    /// The slot where the bytes are, if it has any.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        match self.content {
+            Content::Placed { slot, .. } => Some(slot),
+            Content::Absent | Content::Zero => None,
+        }
+    }
+
+    /// What it counts for in the index of the log, by its memory.
+    pub(crate) fn weight(&self) -> u64 {
+        if self.slot().is_some() { PLACED_WEIGHT } else { 1 }
     }
 }
 
@@ -80,6 +119,9 @@ impl Overlay {
 pub(crate) struct Hot {
     pub pending: Vec<Pending>,
     pub whole: Option<Whole>,
+    /// Slots of placed writes that were superseded before the journal knew of them: the chunk's
+    /// until it knows. Not empty only beside a `whole`.
+    pub spare: Vec<u32>,
     pub overlay: Vec<Overlay>,
     /// Newest operation that touched the chunk and is not yet in its entry.
     pub newest: Seq,
@@ -106,6 +148,18 @@ impl Hot {
         Some(self.overlay[i].entry())
     }
 
+    /// A slot of the chunk that its entry does not name yet.
+    pub(crate) fn extra_slot(&self) -> Option<u32> {
+        self.whole.as_ref().and_then(Whole::slot).or(self.spare.first().copied())
+    }
+
+    /// Every slot of the chunk that its entry does not name.
+    pub(crate) fn extra_slots(&self, entry: &ChunkEntry) -> Vec<u32> {
+        let placed = self.whole.as_ref().and_then(Whole::slot);
+        let all = self.spare.iter().copied().chain(placed);
+        all.filter(|&slot| slot != entry.slot).collect()
+    }
+
     /// Nothing of the chunk lies in the log or is on its way there.
     pub(crate) fn is_settled(&self) -> bool {
         self.pending.is_empty()
@@ -114,13 +168,14 @@ impl Hot {
             && self.held_until == Nanos::ZERO
     }
 
-    /// Puts in blocks, ascending and adjacent; `gone` is told where each replaced one lay.
-    pub(crate) fn put(&mut self, new: &[Pending], mut gone: impl FnMut(u32)) {
+    /// Puts in blocks, ascending and adjacent; `gone` is told where each replaced one lay, and
+    /// what it counted for.
+    pub(crate) fn put(&mut self, new: &[Pending], mut gone: impl FnMut(u32, u64)) {
         let (Some(first), Some(last)) = (new.first(), new.last()) else { return };
         let from = self.pending.partition_point(|p| p.block() < first.block());
         let to = self.pending.partition_point(|p| p.block() <= last.block());
         for old in &self.pending[from..to] {
-            gone(old.at);
+            gone(old.at, 1);
         }
         if to - from == new.len() {
             self.pending[from..to].copy_from_slice(new);
@@ -129,15 +184,20 @@ impl Hot {
         }
     }
 
-    /// One operation covers the chunk: everything older is superseded.
-    pub(crate) fn put_whole(&mut self, whole: Whole, mut gone: impl FnMut(u32)) {
+    /// One operation covers the chunk: everything older is superseded. Returns the slot that is
+    /// superseded with it.
+    pub(crate) fn put_whole(
+        &mut self,
+        whole: Whole,
+        mut gone: impl FnMut(u32, u64),
+    ) -> Option<u32> {
         for old in self.pending.drain(..) {
-            gone(old.at);
-        }
-        if let Some(old) = self.whole.replace(whole) {
-            gone(old.at);
+            gone(old.at, 1);
         }
         self.pending.shrink_to_fit();
+        let old = self.whole.replace(whole)?;
+        gone(old.at, old.weight());
+        old.slot()
     }
 
     /// Sets destaged blocks, ascending without repetition. Returns by how much the overlay grew.
@@ -160,7 +220,7 @@ impl Hot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Hot, Overlay, Pending, Whole};
+    use super::{Content, Hot, Overlay, Pending, Whole};
     use atoll_format::chunk::BlockEntry;
     use atoll_format::id::Seq;
     use atoll_format::op::BlockState;
@@ -173,13 +233,14 @@ mod tests {
     fn newer_blocks_replace_older_ones_and_say_where_those_lay() {
         let mut hot = Hot::default();
         let mut gone = Vec::new();
-        hot.put(&[p(3, 1, 10), p(4, 1, 11), p(5, 1, 12)], |at| gone.push(at));
-        hot.put(&[p(4, 2, 20)], |at| gone.push(at));
-        hot.put(&[p(5, 3, 30), p(6, 3, 31)], |at| gone.push(at));
+        hot.put(&[p(3, 1, 10), p(4, 1, 11), p(5, 1, 12)], |at, _| gone.push(at));
+        hot.put(&[p(4, 2, 20)], |at, _| gone.push(at));
+        hot.put(&[p(5, 3, 30), p(6, 3, 31)], |at, _| gone.push(at));
         assert_eq!(gone, [11, 12]);
         let seqs: Vec<_> = hot.pending.iter().map(|p| (p.block(), p.seq().0)).collect();
         assert_eq!(seqs, [(3, 1), (4, 2), (5, 3), (6, 3)]);
-        hot.put_whole(Whole { zero: true, seq: Seq(9), at: 40 }, |at| gone.push(at));
+        let whole = Whole { content: Content::Zero, seq: Seq(9), at: 40 };
+        assert_eq!(hot.put_whole(whole, |at, _| gone.push(at)), None);
         assert_eq!(gone, [11, 12, 10, 20, 30, 31]);
         assert!(hot.pending_at(3).is_none() && hot.whole.is_some());
     }

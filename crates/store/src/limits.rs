@@ -18,6 +18,8 @@ pub const LOG_MAX_DEFAULT: u64 = 32 << 30;
 
 /// Payload blocks in one batch: 2 MiB, where a durable write costs about what its bytes cost.
 pub const BATCH_BLOCKS: u32 = 512;
+/// CRCs in one batch: those of the payload and of 16 placed chunks, 18 KiB.
+pub const BATCH_CRCS: u32 = BATCH_BLOCKS + 16 * BLOCKS_PER_CHUNK;
 /// Operations in one batch: their descriptors are 32 KiB.
 pub const BATCH_OPS: u32 = 512;
 /// Committed hints that ride in one batch.
@@ -100,6 +102,10 @@ pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 pub const OVERLAY_MIN: u64 = 64 << 10;
 /// Bytes of memory of one block in the log's index.
 pub const INDEX_ENTRY_BYTES: u64 = 16;
+/// What a placed chunk counts for in the log's index: its 256 CRCs and their head.
+pub const PLACED_WEIGHT: u64 = (4 * BLOCKS_PER_CHUNK as u64 + 16) / INDEX_ENTRY_BYTES;
+/// What a placed chunk counts for in a destage round: 256 journal records, and no bytes moved.
+pub const PLACED_BLOCKS: usize = 64;
 /// Bytes of memory of one dirty block record.
 pub const OVERLAY_ENTRY_BYTES: u64 = 16;
 /// Bytes of memory of one chunk table entry.
@@ -131,6 +137,7 @@ const _: () = {
     assert!(BATCH_BLOCKS >= BLOCKS_PER_CHUNK);
     assert!(BATCH_OPS >= BLOCKS_PER_CHUNK);
     assert!(BATCH_OPS + BATCH_HINTS as u32 <= atoll_format::log::BATCH_OPS_MAX);
+    assert!(BATCH_CRCS <= atoll_format::log::BATCH_CRCS_MAX);
     assert!(BATCH_BLOCKS <= atoll_format::log::BATCH_BLOCKS_MAX);
     assert!(FILL_DESTAGE < FILL_URGENT && FILL_URGENT < FILL_SLOW);
     assert!(ROUND_BLOCKS >= BLOCKS_PER_CHUNK as usize);

@@ -4,6 +4,10 @@
 //! payload goes from the caller's buffers to the device without a copy. A batch that was written
 //! is applied to the state, and only then are its operations answered.
 //!
+//! A write of a whole chunk goes past the log: its bytes are made durable in a slot of their own
+//! first, then the batch takes only its descriptor and CRCs. It keeps its turn in the queue:
+//! operations behind it wait for its bytes, so that the order of the queue is that of the log.
+//!
 //! Invariants: batches are numbered without gaps; `durable_to` of a batch is the number before
 //! its own; a segment is overwritten only when the journal says it is free, and no read is under
 //! way in it; after a failed write nothing is ever written again.
@@ -17,10 +21,11 @@ use atoll_format::log::{
     LogKind, SegmentHeader, header_blocks, seal_batch,
 };
 use atoll_format::op::{BlockState, OpKind};
-use atoll_format::units::{BLOCK, BLOCK_LEN};
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentOp, ComponentSpec, CopyBlock, SetTickets};
 use atoll_world::sync::Sender;
 use atoll_world::{Buf, BufMut, Durability, Nanos, World, sometimes};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -32,6 +37,13 @@ pub(crate) enum Effect {
     Append {
         local: u32,
         op: ComponentOp,
+    },
+    /// A write whose bytes go, or have gone, to a slot.
+    Place {
+        local: u32,
+        op: ComponentOp,
+        slot: u32,
+        bytes: Rc<Cell<Bytes>>,
     },
     CopyIn {
         local: u32,
@@ -65,6 +77,15 @@ pub(crate) enum Effect {
     },
 }
 
+/// How far the bytes of a placed write are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bytes {
+    UnderWay,
+    Durable,
+    /// The device failed: the operation never reaches the log.
+    Lost,
+}
+
 /// A queued operation and whoever waits for it.
 pub(crate) struct Item {
     pub effect: Effect,
@@ -80,12 +101,21 @@ impl Item {
                 let n = u32::from(op.range.count);
                 (1, if n > 1 { n } else { 0 }, n)
             }
+            Effect::Place { .. } => (1, BLOCKS_PER_CHUNK, 0),
             Effect::CopyIn { blocks, .. } => {
                 let raw = blocks.iter().filter(|b| b.bytes.is_some()).count();
                 (blocks.len() as u32, 0, raw as u32)
             }
             Effect::SetTickets { set, .. } => (set.len() as u32, 0, 0),
             _ => (1, 0, 0),
+        }
+    }
+
+    /// Whether it may go into a batch.
+    fn is_ready(&self) -> bool {
+        match &self.effect {
+            Effect::Place { bytes, .. } => bytes.get() == Bytes::Durable,
+            _ => true,
         }
     }
 }
@@ -135,7 +165,7 @@ impl LogQueue {
     /// Whether an operation that is not durable yet touches block `block` of a component.
     pub(crate) fn touches(&self, of: u32, block: u32) -> bool {
         self.items.iter().chain(&self.in_flight).any(|item| match &item.effect {
-            Effect::Append { local, op } => {
+            Effect::Append { local, op } | Effect::Place { local, op, .. } => {
                 *local == of && op.range.start <= block && block < op.range.end()
             }
             Effect::CopyIn { local, blocks, .. } => {
@@ -223,9 +253,14 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
     let mut state = group.state.borrow_mut();
     let mut queue = group.queue.borrow_mut();
     let now = group.world.now();
-    if queue.items.is_empty() && !marker {
+    drop_lost(&mut state, &mut queue);
+    let ready = queue.items.front().is_some_and(Item::is_ready);
+    if !ready && !marker {
         let covers = queue.uncovered || !state.hints.is_empty();
         if group.closing.get() {
+            if !queue.items.is_empty() {
+                return Next::Wait(None);
+            }
             if !covers {
                 return Next::End;
             }
@@ -240,17 +275,32 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
     build(&mut state, &mut queue, group.journal.borrow().durable_seq)
 }
 
+/// Takes out operations whose bytes were lost: their senders' end is the answer.
+fn drop_lost(state: &mut State, queue: &mut LogQueue) {
+    let lost = |item: &Item| matches!(&item.effect, Effect::Place { bytes, .. } if bytes.get() == Bytes::Lost);
+    while let Some(item) = queue.items.pop_front_if(|item| lost(item)) {
+        let Effect::Place { local, op, slot, .. } = item.effect else { continue };
+        if let Some(c) = state.components.get(&local) {
+            let space = &mut state.space[usize::from(c.device)];
+            space.slots_placing -= 1;
+            space.slots.free(slot);
+        }
+        state.unqueue(local, op.range.chunk());
+    }
+}
+
 fn build(state: &mut State, queue: &mut LogQueue, journal_to: u64) -> Next {
     let geometry = &state.geometry;
     let (mut ops, mut crcs, mut blocks) = (0, 0, 0);
     let room = geometry.segment_len - state.head_offset;
     let hints = state.hints.len().min(limits::BATCH_HINTS) as u32;
     let mut take = 0;
-    for item in &queue.items {
+    for item in queue.items.iter().take_while(|item| item.is_ready()) {
         let (o, c, b) = item.weight();
         let (o, c, b) = (ops + o, crcs + c, blocks + b);
         let len = (u64::from(header_blocks(o + hints, c)) + u64::from(b)) * BLOCK;
         if o > limits::BATCH_OPS
+            || c > limits::BATCH_CRCS
             || b > geometry.batch_blocks
             || len + queue.footer.len_after(o + hints, c) > room
         {
@@ -260,7 +310,7 @@ fn build(state: &mut State, queue: &mut LogQueue, journal_to: u64) -> Next {
         take += 1;
     }
     let empty = (u64::from(header_blocks(hints, 0))) * BLOCK;
-    let nothing_fits = if queue.items.is_empty() {
+    let nothing_fits = if !queue.items.front().is_some_and(Item::is_ready) {
         empty + queue.footer.len_after(hints, 0) > room
     } else {
         take == 0
@@ -331,6 +381,18 @@ fn descriptor(kind: LogKind, local: u32) -> Descriptor {
     op
 }
 
+fn of_operation(kind: LogKind, local: u32, op: &ComponentOp) -> Descriptor {
+    let mut d = descriptor(kind, local);
+    d.block = op.range.start.into();
+    d.blocks = op.range.count.into();
+    d.epoch = op.id.epoch.0.into();
+    d.seq = op.id.seq.0.into();
+    d.number = op.ticket.number.into();
+    d.client = op.ticket.client.0.into();
+    d.settled_below = op.ticket.settled_below.into();
+    d
+}
+
 /// Turns an item into descriptors, CRCs and payload.
 fn encode(
     item: &Item,
@@ -341,20 +403,20 @@ fn encode(
 ) {
     match &item.effect {
         Effect::Nothing => {}
+        Effect::Place { local, op, slot, .. } => {
+            let mut d = of_operation(LogKind::Placed, *local, op);
+            d.payload_at = (*slot).into();
+            d.crc = (crcs.len() as u32).into();
+            crcs.extend_from_slice(&op.crcs);
+            ops.push(d);
+        }
         Effect::Append { local, op } => {
             let kind = match op.kind {
                 OpKind::Write => LogKind::Write,
                 OpKind::Zero => LogKind::Zero,
                 OpKind::Discard => LogKind::Discard,
             };
-            let mut d = descriptor(kind, *local);
-            d.block = op.range.start.into();
-            d.blocks = op.range.count.into();
-            d.epoch = op.id.epoch.0.into();
-            d.seq = op.id.seq.0.into();
-            d.number = op.ticket.number.into();
-            d.client = op.ticket.client.0.into();
-            d.settled_below = op.ticket.settled_below.into();
+            let mut d = of_operation(kind, *local, op);
             if op.kind == OpKind::Write {
                 d.payload_at = (*payload_blocks).into();
                 if op.crcs.len() == 1 {
@@ -439,12 +501,31 @@ pub(crate) fn crcs_of<'a>(op: &Descriptor, one: &'a mut [u32; 1], list: &'a [u32
             one[0] = op.crc.get();
             one
         }
-        n if op.kind == LogKind::Write as u8 => {
+        n if op.kind == LogKind::Write as u8 || op.kind == LogKind::Placed as u8 => {
             let at = op.crc.get() as usize;
             &list[at..at + n]
         }
         _ => &[],
     }
+}
+
+/// Makes the bytes of a placed write durable where they stay, then lets the log go on. A task of
+/// its own: the slot must not be given to another while the device still writes to it.
+pub(crate) async fn place<W: World>(
+    group: Rc<Group<W>>,
+    (device, at): (usize, u64),
+    payload: Vec<Buf>,
+    bytes: Rc<Cell<Bytes>>,
+) {
+    group.world.charge(limits::CPU_BLOCK * u64::from(BLOCKS_PER_CHUNK)).await;
+    match group.devices[device].write(at, payload, Durability::Durable).await {
+        Ok(()) => bytes.set(Bytes::Durable),
+        Err(e) => {
+            group.device_failed(device, &e);
+            bytes.set(Bytes::Lost);
+        }
+    }
+    group.log_work.notify_all();
 }
 
 async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
@@ -504,6 +585,12 @@ async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
 
 fn count(state: &mut State, item: &Item) {
     match &item.effect {
+        Effect::Place { local, op, .. } => {
+            sometimes!("store.log.placed");
+            state.counters.ops_written += 1;
+            state.counters.bytes_written += u64::from(op.range.count) * BLOCK;
+            state.unqueue(*local, op.range.chunk());
+        }
         Effect::Append { local, op } => {
             state.counters.ops_written += 1;
             if op.kind == OpKind::Write {

@@ -11,7 +11,9 @@ use crate::state::{Capacity, Geometry};
 use crate::store::Store;
 use crate::{checkpoint, destage, log};
 use atoll_format::id::{ClusterId, DiskId, GroupId};
-use atoll_format::superblock::{Region, RegionKind, Shape, Superblock, SuperblockError};
+use atoll_format::superblock::{
+    INCOMPAT_PLACED, Region, RegionKind, Shape, Superblock, SuperblockError,
+};
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
 use atoll_world::{Disk, Nanos, World, sometimes};
@@ -348,6 +350,7 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
         entries_max: log.entries_max,
         components_max: log.components_max,
         capacity,
+        places: log.incompat & INCOMPAT_PLACED != 0,
         batch_blocks: limits::BATCH_BLOCKS.min((segment_len / 4 / BLOCK) as u32),
     })
 }

@@ -9,7 +9,7 @@
 use crate::component::{self, Component};
 use crate::destage::{Home, set_home};
 use crate::device::{Device, DeviceError};
-use crate::index::Overlay;
+use crate::index::{Overlay, Pending, Whole};
 use crate::journal::JournalPosition;
 use crate::log::crcs_of;
 use crate::open::OpenError;
@@ -86,6 +86,7 @@ pub(crate) async fn recover<W: World>(
     }
     // Only now: a slot of a component that the log deletes may have a new owner in the journal.
     build_space(&mut state)?;
+    claim_placed(&mut state);
     state.recovering = false;
     if !scan.damage.is_empty() {
         mark_damage(devices, &mut state, &scan).await;
@@ -507,6 +508,47 @@ fn build_space(state: &mut State) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Takes the slots of placed chunks that the journal does not know yet. A slot with two owners
+/// means that the record which gave it up was lost with a part of the log: the chunk that claimed
+/// it first in the log, or only in the log, has no bytes there any more.
+fn claim_placed(state: &mut State) {
+    let mut claims: Vec<(u64, u32, u32, u32)> = Vec::new();
+    for c in state.components.values() {
+        for (&chunk, hot) in &c.hot {
+            let Some(whole) = hot.whole.as_ref().filter(|w| w.slot().is_some()) else { continue };
+            // Segments take turns at their places: the newest ones come last.
+            let place = state.geometry.ring_index(whole.at) as u64;
+            let n = state.geometry.segments;
+            let age = (place + n - state.trim_below % n) % n;
+            claims.push((age, whole.at, c.local, chunk));
+        }
+    }
+    claims.sort_unstable();
+    for (_, _, local, chunk) in claims.into_iter().rev() {
+        let Some(c) = state.components.get_mut(&local) else { continue };
+        let Some(hot) = c.hot.get_mut(&chunk) else { continue };
+        let Some(slot) = hot.whole.as_ref().and_then(Whole::slot) else { continue };
+        let known = c.table.get(chunk).slot == slot;
+        if known || state.space[usize::from(c.device)].slots.take(slot) {
+            continue;
+        }
+        sometimes!("store.recover.placed_slot_has_two_owners");
+        let Some(whole) = hot.whole.take() else { continue };
+        let mut blocks: Vec<Pending> = (0..=u8::MAX)
+            .filter(|&b| hot.pending_at(b).is_none())
+            .map(|b| Pending::new(b, BlockState::Bad, whole.seq, whole.at, 0))
+            .collect();
+        let (added, lost) = (blocks.len() as u64, whole.weight());
+        blocks.append(&mut hot.pending);
+        blocks.sort_by_key(Pending::block);
+        hot.pending = blocks;
+        let live = &mut state.ring[state.geometry.ring_index(whole.at)].live;
+        for count in [live, &mut state.index_blocks, &mut c.log_live] {
+            *count = *count + added - lost;
+        }
+    }
+}
+
 // ---- log ----
 
 /// What the walk over the log has learnt.
@@ -685,7 +727,7 @@ fn apply_view(state: &mut State, scan: &mut Scan, view: &BatchView<'_>, payload:
     for op in view.ops {
         list.clear();
         let is_write = op.kind == LogKind::Write as u8;
-        if is_write {
+        if is_write || op.kind == LogKind::Placed as u8 {
             list.extend(view.crcs(op));
         }
         let mut copy = *op;
@@ -950,34 +992,41 @@ async fn drop_superseded<W: World>(devices: &[Device<W>], state: &mut State) {
         hot.pending.retain(|p| {
             let keep = p.seq() > home_seq(p.block());
             if !keep {
-                dropped.push(p.at);
+                dropped.push((p.at, 1));
             }
             keep
         });
-        if let Some(whole) = hot.whole
+        if let Some(slot) = hot.whole.as_ref().and_then(Whole::slot)
+            && let Some(whole) = hot.whole.take_if(|w| (0..=u8::MAX).any(|b| home_seq(b) >= w.seq))
+        {
+            // Blocks at home are as new: it was destaged, or superseded by what was.
+            dropped.push((whole.at, whole.weight()));
+            if slot != entry.slot {
+                state.space[usize::from(c.device)].slots.free(slot);
+            }
+        }
+        if let Some(whole) = hot.whole.clone()
+            && let Some(uniform) = whole.uniform()
             && (0..=u8::MAX).any(|b| home_seq(b) > whole.seq)
         {
             // Some blocks are newer than the discard: it is kept for the others only.
             hot.whole = None;
-            dropped.push(whole.at);
-            let left: Vec<crate::index::Pending> = (0..=u8::MAX)
+            dropped.push((whole.at, 1));
+            let left: Vec<Pending> = (0..=u8::MAX)
                 .filter(|&b| home_seq(b) < whole.seq && hot.pending_at(b).is_none())
-                .map(|b| {
-                    let state = whole.entry().state;
-                    crate::index::Pending::new(b, state, whole.seq, whole.at, 0)
-                })
+                .map(|b| Pending::new(b, uniform.state, whole.seq, whole.at, 0))
                 .collect();
             ring[geometry.ring_index(whole.at)].live += left.len() as u64;
             state.index_blocks += left.len() as u64;
             c.log_live += left.len() as u64;
             let mut merged: Vec<_> = hot.pending.iter().copied().chain(left).collect();
-            merged.sort_by_key(crate::index::Pending::block);
+            merged.sort_by_key(Pending::block);
             hot.pending = merged;
         }
-        for at in dropped {
-            ring[geometry.ring_index(at)].live -= 1;
-            state.index_blocks -= 1;
-            c.log_live -= 1;
+        for (at, weight) in dropped {
+            ring[geometry.ring_index(at)].live -= weight;
+            state.index_blocks -= weight;
+            c.log_live -= weight;
         }
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Bitmap {
     used: u32,
     /// Where the last one was found: neighbours in time become neighbours in place.
     hint: u32,
+    /// No word before this one has a free unit.
+    low: usize,
 }
 
 impl Bitmap {
@@ -28,7 +30,7 @@ impl Bitmap {
             // Bits beyond the end count as taken.
             *last = u64::MAX << (len % 64);
         }
-        Self { words, len, used: 0, hint: 0 }
+        Self { words, len, used: 0, hint: 0, low: 0 }
     }
 
     pub(crate) fn used(&self) -> u32 {
@@ -51,6 +53,16 @@ impl Bitmap {
         self.words[(unit / 64) as usize] |= 1 << (unit % 64);
         self.used += 1;
         true
+    }
+
+    /// Takes the first free one: what was used before is used again, so that a file or a thin
+    /// volume grows only with what is stored.
+    pub(crate) fn allocate_first(&mut self) -> Option<u32> {
+        let w = (self.low..self.words.len()).find(|&w| self.words[w] != u64::MAX)?;
+        self.low = w;
+        let unit = w as u32 * 64 + (!self.words[w]).trailing_zeros();
+        self.take(unit);
+        Some(unit)
     }
 
     /// Takes the next free one.
@@ -80,6 +92,7 @@ impl Bitmap {
     pub(crate) fn free(&mut self, unit: u32) {
         assert!(unit < self.len && self.is_used(unit), "unit {unit} freed twice");
         self.words[(unit / 64) as usize] &= !(1 << (unit % 64));
+        self.low = self.low.min((unit / 64) as usize);
         self.used -= 1;
     }
 }
@@ -91,6 +104,11 @@ pub(crate) struct DeviceSpace {
     pub slots_reserved: u32,
     pub pages: Bitmap,
     pub pages_reserved: u32,
+    /// Slots that bytes are being written into which the log does not know yet.
+    pub slots_placing: u32,
+    /// Slots that are free once the round of destage that is under way has ended: it may still
+    /// be writing into them.
+    pub slots_later: Vec<u32>,
     /// Pages that only the checkpoint on disk refers to; free once a newer one is durable.
     pub retired_pages: Vec<u32>,
     pub dirty_pages_max: u32,
@@ -104,6 +122,8 @@ impl DeviceSpace {
             slots_reserved: 0,
             pages: Bitmap::new(pages),
             pages_reserved: 0,
+            slots_placing: 0,
+            slots_later: Vec::new(),
             retired_pages: Vec::new(),
             dirty_pages_max: limits::dirty_pages_max(slots),
             reserve: limits::reserve_slots(slots),
@@ -113,6 +133,15 @@ impl DeviceSpace {
     /// Slots that components may use in all.
     pub(crate) fn slots_usable(&self) -> u32 {
         self.slots.len() - self.reserve
+    }
+
+    /// Gives a slot back, `later` if a round of destage is under way.
+    pub(crate) fn free_slot(&mut self, slot: u32, later: bool) {
+        if later {
+            self.slots_later.push(slot);
+        } else {
+            self.slots.free(slot);
+        }
     }
 
     /// Slots that are neither in use nor promised.
@@ -143,6 +172,10 @@ mod tests {
             map.free(len / 2);
             assert_eq!(map.allocate(), Some(len / 2));
             assert!(!map.take(len) && !map.take(0));
+            (1..len).next_back().into_iter().chain([0]).for_each(|unit| map.free(unit));
+            assert_eq!(map.allocate_first(), Some(0));
+            assert_eq!(map.allocate_first(), (len > 1).then_some(len - 1));
+            assert_eq!(map.allocate_first(), None);
         }
     }
 }

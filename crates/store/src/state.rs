@@ -8,7 +8,7 @@
 //! lies in it.
 
 use crate::component::Component;
-use crate::index::{Pending, Whole};
+use crate::index::{Content, Pending, Whole};
 use crate::limits;
 use crate::pages::PageCache;
 use crate::space::DeviceSpace;
@@ -22,7 +22,7 @@ use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{
     ComponentSpec, GroupSpace, ScrubProgress, StoreCounters, StoreError, StoreEvent,
 };
-use atoll_world::{FixedMap, Nanos};
+use atoll_world::{FixedMap, Nanos, sometimes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Where everything lies: the labels, made handy. Never changes while a store runs.
@@ -40,6 +40,8 @@ pub(crate) struct Geometry {
     /// Capacity devices, in order.
     pub capacity: Vec<Capacity>,
     pub batch_blocks: u32,
+    /// Whole chunks may be written past the log.
+    pub places: bool,
 }
 
 /// One capacity device.
@@ -62,6 +64,11 @@ impl Geometry {
     }
     pub(crate) fn log_bytes(&self) -> u64 {
         self.segment_len * self.segments
+    }
+    /// The block of capacity device `device` where block `index` of that slot lies.
+    pub(crate) fn home_block(&self, device: u8, slot: u32, index: u8) -> u32 {
+        let at = self.capacity[usize::from(device)].slots.at / BLOCK;
+        (at + u64::from(slot) * u64::from(BLOCKS_PER_CHUNK) + u64::from(index)) as u32
     }
 }
 
@@ -238,7 +245,17 @@ impl State {
                     return Found { source, tag };
                 }
                 match &hot.whole {
-                    Some(whole) => Some(whole.entry()),
+                    Some(whole) => match whole.slot() {
+                        Some(slot) => {
+                            let tag = whole.tag(index);
+                            if c.bad.contains(&block) {
+                                return Found { source: Source::Bad, tag: bad(tag) };
+                            }
+                            let at = self.geometry.home_block(c.device, slot, index);
+                            return Found { source: Source::Home(at), tag };
+                        }
+                        None => whole.uniform(),
+                    },
                     None => hot.overlay_at(index),
                 }
             }
@@ -259,11 +276,7 @@ impl State {
         let source = match entry.state {
             BlockState::Absent | BlockState::Zero => Source::Zeros,
             BlockState::Raw if chunk_entry.slot != NONE => {
-                let slots = self.geometry.capacity[usize::from(c.device)].slots;
-                let at = slots.at / BLOCK
-                    + u64::from(chunk_entry.slot) * u64::from(BLOCKS_PER_CHUNK)
-                    + u64::from(index);
-                Source::Home(at as u32)
+                Source::Home(self.geometry.home_block(c.device, chunk_entry.slot, index))
             }
             _ => return Found { source: Source::Bad, tag: bad(tag) },
         };
@@ -295,7 +308,8 @@ impl State {
         let leaves_trace = !(discards && untouched);
         let wants_entry = leaves_trace && !is_present(&entry) && !has_entry;
         let wants_page = leaves_trace && (partial || writes) && entry.page == NONE && !has_page;
-        let wants_slot = writes && entry.slot == NONE && !has_slot;
+        let owns_slot = entry.slot != NONE || known.is_some_and(|h| h.extra_slot().is_some());
+        let wants_slot = writes && !owns_slot && !has_slot;
         let space = &mut self.space[usize::from(c.device)];
         let entries_max = u64::from(self.geometry.entries_max);
         if (wants_entry && self.entries_used + self.entries_reserved >= entries_max)
@@ -320,6 +334,23 @@ impl State {
             space.slots_reserved += 1;
         }
         Ok(())
+    }
+
+    /// Takes a slot for a whole chunk that is written past the log: its number, device and place.
+    pub(crate) fn place(&mut self, local: u32) -> Option<(u32, usize, u64)> {
+        let device = usize::from(self.components.get(&local)?.device);
+        if !self.geometry.places || self.capacity_failed[device] {
+            return None;
+        }
+        let space = &mut self.space[device];
+        if space.slots_free() == 0 {
+            sometimes!("store.place.no_room");
+            return None;
+        }
+        let slot = space.slots.allocate_first()?;
+        space.slots_placing += 1;
+        let place = self.geometry.capacity[device];
+        Some((slot, place.device, place.slots.at + u64::from(slot) * CHUNK))
     }
 
     /// Sets aside what the next append to a chunk may need, until `until`.
@@ -373,11 +404,13 @@ impl State {
             for (&chunk, hot) in &mut c.hot {
                 let entry = c.table.get(chunk);
                 let raw = hot.pending.iter().any(|p| p.state() == BlockState::Raw);
-                if raw && entry.slot == NONE {
+                let placed = hot.extra_slot().is_some();
+                if raw && entry.slot == NONE && !placed {
                     hot.slot_reserved = true;
                     space.slots_reserved += 1;
                 }
-                if entry.page == NONE && (!hot.pending.is_empty() || !hot.overlay.is_empty()) {
+                let partial = !hot.pending.is_empty() || !hot.overlay.is_empty() || placed;
+                if entry.page == NONE && partial {
                     hot.page_reserved = true;
                     space.pages_reserved += 1;
                 }
@@ -396,7 +429,8 @@ impl State {
         let space = &mut self.space[usize::from(c.device)];
         let entry = c.table.get(chunk);
         let settled = hot.is_settled();
-        if hot.slot_reserved && (settled || entry.slot != NONE) {
+        let owns_slot = entry.slot != NONE || hot.extra_slot().is_some();
+        if hot.slot_reserved && (settled || owns_slot) {
             hot.slot_reserved = false;
             space.slots_reserved -= 1;
         }
@@ -472,7 +506,7 @@ impl State {
                     c.forget_ticket(ticket);
                 }
             }
-            LogKind::Write | LogKind::Zero | LogKind::Discard | LogKind::Bad => {
+            LogKind::Write | LogKind::Zero | LogKind::Discard | LogKind::Bad | LogKind::Placed => {
                 self.apply_blocks(kind, op, crcs, place);
             }
             _ => unreachable!("handled above or refused when decoded"),
@@ -517,12 +551,14 @@ impl State {
             self.graves.push_back((segment, local));
         }
         self.entries_used -= u64::from(c.table.len());
-        for hot in std::mem::take(&mut c.hot).into_values() {
-            let places = hot.pending.iter().map(|p| p.at).chain(hot.whole.map(|w| w.at));
-            for at in places {
+        let mut extra = Vec::new();
+        for (chunk, hot) in std::mem::take(&mut c.hot) {
+            extra.extend(hot.extra_slots(&c.table.get(chunk)));
+            let pending = hot.pending.iter().map(|p| (p.at, 1));
+            for (at, weight) in pending.chain(hot.whole.iter().map(|w| (w.at, w.weight()))) {
                 let index = self.geometry.ring_index(at);
-                self.ring[index].live -= 1;
-                self.index_blocks -= 1;
+                self.ring[index].live -= weight;
+                self.index_blocks -= weight;
             }
             self.overlay_blocks -= hot.overlay.len() as u64;
             self.overlay_chunks[usize::from(c.device)] -= u32::from(!hot.overlay.is_empty());
@@ -535,11 +571,15 @@ impl State {
             // The maps are built when all that is deleted is gone.
             return;
         }
+        let later = self.round_under_way;
         let space = &mut self.space[usize::from(c.device)];
+        for slot in extra {
+            space.free_slot(slot, later);
+        }
         let mut pages = Vec::new();
         for (chunk, entry) in c.table.iter() {
             if entry.slot != NONE {
-                space.slots.free(entry.slot);
+                space.free_slot(entry.slot, later);
             }
             if entry.page != NONE {
                 space.pages.free(entry.page);
@@ -556,14 +596,17 @@ impl State {
         let range = BlockRange { start: op.block.get(), count: op.blocks.get() };
         let seq = Seq(op.seq.get());
         let state = match kind {
-            LogKind::Write => BlockState::Raw,
+            LogKind::Write | LogKind::Placed => BlockState::Raw,
             LogKind::Zero => BlockState::Zero,
             LogKind::Discard => BlockState::Absent,
             _ => BlockState::Bad,
         };
         let c = self.components.get_mut(&local).expect("the caller has just found it");
         if op.flags.get() & FLAG_FORCED == 0 {
-            let op_kind = OpKind::from_code(op.kind).expect("Bad is always forced");
+            let op_kind = match kind {
+                LogKind::Placed => OpKind::Write,
+                _ => OpKind::from_code(op.kind).expect("Bad is always forced"),
+            };
             c.remember(OpRecord {
                 id: OpId { epoch: Epoch(op.epoch.get()), seq },
                 ticket: Ticket {
@@ -578,6 +621,11 @@ impl State {
             c.promise.newest = c.promise.newest.max(seq);
         }
         if c.is_lost() {
+            if kind == LogKind::Placed && !self.recovering {
+                let space = &mut self.space[usize::from(c.device)];
+                space.slots_placing -= 1;
+                space.slots.free(op.payload_at.get());
+            }
             return;
         }
         let chunk = range.chunk();
@@ -598,17 +646,33 @@ impl State {
         hot.newest = hot.newest.max(seq);
         let (ring, geometry) = (&mut self.ring, &self.geometry);
         let (index_blocks, log_live) = (&mut self.index_blocks, &mut c.log_live);
-        let gone = |at: u32| {
-            ring[geometry.ring_index(at)].live -= 1;
-            *index_blocks -= 1;
-            *log_live -= 1;
+        let gone = |at: u32, weight: u64| {
+            ring[geometry.ring_index(at)].live -= weight;
+            *index_blocks -= weight;
+            *log_live -= weight;
         };
-        let whole = u32::from(range.count) == BLOCKS_PER_CHUNK
-            && matches!(state, BlockState::Zero | BlockState::Absent);
-        let added = if whole {
-            let zero = state == BlockState::Zero;
-            hot.put_whole(Whole { zero, seq, at: place.batch }, gone);
-            1
+        let covers = u32::from(range.count) == BLOCKS_PER_CHUNK;
+        let content = match state {
+            BlockState::Zero if covers => Some(Content::Zero),
+            BlockState::Absent if covers => Some(Content::Absent),
+            BlockState::Raw if kind == LogKind::Placed => {
+                Some(Content::Placed { slot: op.payload_at.get(), crcs: crcs.into() })
+            }
+            _ => None,
+        };
+        let added = if let Some(content) = content {
+            let whole = Whole { content, seq, at: place.batch };
+            let weight = whole.weight();
+            if whole.slot().is_some() && !self.recovering {
+                self.space[usize::from(c.device)].slots_placing -= 1;
+            }
+            let superseded = hot.put_whole(whole, gone);
+            // While the log is replayed the slot may have another owner already: who still has
+            // one is sorted out at the end.
+            if let Some(slot) = superseded.filter(|&slot| slot != entry.slot && !self.recovering) {
+                hot.spare.push(slot);
+            }
+            weight
         } else {
             let first = (range.start % BLOCKS_PER_CHUNK) as u16;
             let payload = place.payload + op.payload_at.get();
@@ -685,11 +749,15 @@ impl State {
         let Some(c) = self.components.get_mut(&local) else { return };
         c.lose();
         c.unsaved_from.get_or_insert(head_segment);
-        for hot in c.hot.values_mut() {
-            let whole = hot.whole.take();
-            for at in hot.pending.drain(..).map(|p| p.at).chain(whole.map(|w| w.at)) {
-                self.ring[self.geometry.ring_index(at)].live -= 1;
-                self.index_blocks -= 1;
+        for (&chunk, hot) in &mut c.hot {
+            for slot in hot.extra_slots(&c.table.get(chunk)) {
+                self.space[usize::from(c.device)].free_slot(slot, self.round_under_way);
+            }
+            hot.spare.clear();
+            let whole = hot.whole.take().map(|w| (w.at, w.weight()));
+            for (at, weight) in hot.pending.drain(..).map(|p| (p.at, 1)).chain(whole) {
+                self.ring[self.geometry.ring_index(at)].live -= weight;
+                self.index_blocks -= weight;
             }
             self.overlay_blocks -= hot.overlay.len() as u64;
             self.overlay_chunks[usize::from(c.device)] -= u32::from(!hot.overlay.is_empty());

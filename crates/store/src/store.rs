@@ -6,7 +6,7 @@
 use crate::component::Component;
 use crate::group::Group;
 use crate::limits;
-use crate::log::{Effect, Item};
+use crate::log::{self, Bytes, Effect, Item};
 use crate::read;
 use crate::scrub::{self, ScrubTurn};
 use crate::state::Source;
@@ -22,6 +22,7 @@ use atoll_world::components::{
 };
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Nanos, World, sometimes};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// One disk group in use. Clones are the same store.
@@ -150,6 +151,10 @@ impl<W: World> Store<W> {
         let writes = op.kind == OpKind::Write;
         state.expire_holds(self.group.world.now());
         state.reserve(local, op.range, writes, op.kind == OpKind::Discard)?;
+        // A whole chunk into a new slot, if there is one to spare: half the bytes (rule 14).
+        let place = (writes && u32::from(op.range.count) == BLOCKS_PER_CHUNK)
+            .then(|| state.place(local))
+            .flatten();
         let c = state.components.get_mut(&local).expect("just found");
         c.session_seq = op.id.seq;
         let before = c.promise.committed;
@@ -159,7 +164,16 @@ impl<W: World> Store<W> {
             state.hints.insert(local);
         }
         drop(state);
-        Ok((local, self.queue(Effect::Append { local, op })?))
+        let Some((slot, device, at)) = place else {
+            return Ok((local, self.queue(Effect::Append { local, op })?));
+        };
+        let mut op = op;
+        let payload = std::mem::take(&mut op.payload);
+        let bytes = Rc::new(Cell::new(Bytes::UnderWay));
+        let wait = self.queue(Effect::Place { local, op, slot, bytes: bytes.clone() })?;
+        let group = self.group.clone();
+        self.group.world.spawn(log::place(group, (device, at), payload, bytes));
+        Ok((local, wait))
     }
 
     /// Back-pressure: how long an answer waits, by how full the log is and how much of it is this

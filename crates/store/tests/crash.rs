@@ -232,6 +232,29 @@ async fn script(run: &Run, world: &TestWorld) -> Result<(), StoreError> {
     run.write(3, 0, 5).await?;
     world.sleep(Nanos::from_secs(63)).await;
     run.write(1, 2, 4).await?;
+    // Whole chunks, which go past the log: new ones, over old bytes, under and over small ones,
+    // superseded before and while they are destaged.
+    run.write(1, 512, 256).await?;
+    run.write(1, 600, 3).await?;
+    for done in futures_util::future::join_all([
+        run.write(1, 0, 256),
+        run.write(2, 700, 2),
+        run.write(2, 0, 256),
+        run.write(1, 1_000, 2),
+    ])
+    .await
+    {
+        done?;
+    }
+    world.sleep(Nanos::from_ms(2_001)).await;
+    run.write(1, 512, 256).await?;
+    run.write(1, 512, 256).await?;
+    run.clear(2, OpKind::Zero, 0, 256).await?;
+    run.write(2, 3, 2).await?;
+    world.sleep(Nanos::from_secs(3)).await;
+    run.write(1, 768, 256).await?;
+    run.clear(1, OpKind::Discard, 768, 256).await?;
+    run.write(1, 768, 256).await?;
     run.delete(2).await?;
     run.write(3, 3, 4).await?;
     run.make(2).await?;
@@ -310,6 +333,7 @@ async fn random_ops(run: &Run, seed: u64, ops: u64, world: &TestWorld) -> Result
                 1 => run.clear(component, OpKind::Zero, first / 256 * 256, 256).await,
                 2 => run.clear(component, OpKind::Discard, first / 256 * 256, 256).await,
                 3 => run.copy(component, first).await,
+                4 | 5 => run.write(component, first / 256 * 256, 256).await,
                 _ => run.write(component, first, count).await,
             }
         });
