@@ -499,6 +499,37 @@ impl<W: World, S: Components> Owner<W, S> {
         Ok(())
     }
 
+    /// A rebuild whose own place was lost too: one of the lost members is enough to say that a copy
+    /// is missing.
+    async fn forget_lost(&self, leg: &Rc<Leg>) -> bool {
+        let is_absent = |m: &MemberRecord| matches!(m.state, MemberState::Absent { .. });
+        let lost = {
+            let record = self.0.record.borrow();
+            let members = &record.legs[leg.index].members;
+            let lost = members
+                .iter()
+                .find(|m| matches!(m.state, MemberState::Absent { lost, .. } if lost));
+            lost.filter(|_| members.iter().filter(|m| is_absent(m)).count() > 1)
+                .map(|m| m.component)
+        };
+        let Some(lost) = lost else { return false };
+        let changed = self
+            .change(|record| {
+                let members = &mut record.legs[leg.index].members;
+                let before = members.len();
+                members.retain(|m| m.component != lost || !is_absent(m));
+                members.len() < before
+            })
+            .await;
+        let members = &self.0.record.borrow().legs[leg.index].members;
+        let gone = changed.is_ok() && members.iter().all(|m| m.component != lost);
+        if gone {
+            sometimes!("resync.lost_member_forgotten");
+            leg.remove_member(lost);
+        }
+        gone
+    }
+
     /// The absent member whose place this one takes, if the leg has one member too many.
     fn replaced_by(&self, leg: &Leg, slot: u8) -> Option<ComponentId> {
         let wanted = self.0.record.borrow().policy.members();
@@ -515,7 +546,7 @@ impl<W: World, S: Components> Owner<W, S> {
     async fn rebuild_elsewhere(&self, leg: &Rc<Leg>, members: &[Member]) -> bool {
         let wanted = self.0.record.borrow().policy.members();
         if members.len() > wanted {
-            return false;
+            return self.forget_lost(leg).await;
         }
         let delay_ms = u64::from(self.0.ctx.repair_delay_s()) * 1000;
         let now_ms = self.world().unix_ms();

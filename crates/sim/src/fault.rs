@@ -268,8 +268,6 @@ pub struct Plan {
     pub on: FaultSet,
     /// The one host whose media may be damaged; then nothing drops another host's copies.
     pub victim: Option<u16>,
-    /// The one host whose capacity devices, where they are apart from the log, may refuse writes.
-    pub refuser: u16,
     /// For the victim's disks.
     pub medium: DiskRates,
     /// For every disk.
@@ -318,7 +316,6 @@ impl Plan {
         Self {
             on: FaultSet::NONE,
             victim: None,
-            refuser: 0,
             medium: DiskRates::default(),
             disk: DiskRates::default(),
             net: NetRates::default(),
@@ -352,6 +349,10 @@ impl Plan {
                     | FaultKind::ClockRate
                     | FaultKind::DirectorySlow
                     | FaultKind::ReadError
+                    // On the victim's disks only.
+                    | FaultKind::WriteError
+                    | FaultKind::FlushError
+                    | FaultKind::DiskFull
                     // Of the victim itself only, see `Rig::befall`.
                     | FaultKind::Kill
                     | FaultKind::KillAtAwait
@@ -367,6 +368,9 @@ impl Plan {
         };
         let medium = DiskRates {
             read_error: rate(FaultKind::ReadError, 5_000),
+            write_error: if damages { rate(FaultKind::WriteError, 300) } else { 0 },
+            flush_error: if damages { rate(FaultKind::FlushError, 300) } else { 0 },
+            full: if damages { rate(FaultKind::DiskFull, 200) } else { 0 },
             lost: rate(FaultKind::LostWrite, 5_000),
             torn: rate(FaultKind::TornWrite, 5_000),
             misdirected_write: rate(FaultKind::MisdirectedWrite, 5_000),
@@ -375,9 +379,9 @@ impl Plan {
         };
         let disk = DiskRates {
             read_error: if damages { 0 } else { rate(FaultKind::ReadError, 2_000) },
-            write_error: rate(FaultKind::WriteError, 300),
-            flush_error: rate(FaultKind::FlushError, 300),
-            full: rate(FaultKind::DiskFull, 200),
+            write_error: if damages { 0 } else { rate(FaultKind::WriteError, 300) },
+            flush_error: if damages { 0 } else { rate(FaultKind::FlushError, 300) },
+            full: if damages { 0 } else { rate(FaultKind::DiskFull, 200) },
             slow: rate(FaultKind::DiskSlow, 5_000),
             ..DiskRates::default()
         };
@@ -402,8 +406,7 @@ impl Plan {
             }
         }
         let event_every = rng.span(Nanos::from_ms(100), Nanos::from_secs(8));
-        let refuser = rng.below(u64::from(hosts)) as u16;
-        Self { on, victim, refuser, medium, disk, net, directory, event_every, events }
+        Self { on, victim, medium, disk, net, directory, event_every, events }
     }
 }
 

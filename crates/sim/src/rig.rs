@@ -290,16 +290,12 @@ impl Rig {
             for (n, disk) in host.disks.iter().enumerate() {
                 let mut rates = plan.disk;
                 // A capacity device that refuses writes is given up with what it holds: within the
-                // promise on one host only.
-                if n > 0 && plan.refuser != h as u16 {
+                // promise only where nothing drops another host's copies.
+                if n > 0 {
                     (rates.write_error, rates.flush_error, rates.full) = (0, 0, 0);
                 }
                 if damaged {
-                    rates.read_error = plan.medium.read_error;
-                    rates.lost = plan.medium.lost;
-                    rates.torn = plan.medium.torn;
-                    rates.misdirected_write = plan.medium.misdirected_write;
-                    rates.misdirected_read = plan.medium.misdirected_read;
+                    rates = DiskRates { slow: rates.slow, ..plan.medium };
                 }
                 disk.set_rates(rates);
             }

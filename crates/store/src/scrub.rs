@@ -132,8 +132,10 @@ async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRan
         }
     }
     let mut state = group.state.borrow_mut();
-    if let Some(block) = first {
-        // Also what the medium does not give: that is not marked, it may read well the next time.
+    // What the medium does not give is not marked, it may read well the next time; what is marked
+    // has been told.
+    let told = |block| state.find(id).is_ok_and(|c| c.bad.contains(&block));
+    if let Some(block) = first.filter(|&block| !told(block)) {
         state.event(StoreEvent::BadBlock { component: id, block });
     }
     // Reads of the scrub are no reads of callers.
