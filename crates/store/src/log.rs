@@ -272,9 +272,7 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
 
 /// Takes out operations whose bytes were lost: their senders' end is the answer.
 fn drop_lost(state: &mut State, queue: &mut LogQueue) {
-    let lost = |item: &Item| {
-        matches!(&item.effect, Effect::Place { bytes, .. } if bytes.get() == Bytes::Lost)
-    };
+    let lost = |item: &Item| matches!(&item.effect, Effect::Place { bytes, .. } if bytes.get() == Bytes::Lost);
     while let Some(item) = queue.items.pop_front_if(|item| lost(item)) {
         let Effect::Place { local, op, slot, .. } = item.effect else { continue };
         if let Some(c) = state.components.get(&local) {

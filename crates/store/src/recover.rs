@@ -997,8 +997,7 @@ async fn drop_superseded<W: World>(devices: &[Device<W>], state: &mut State) {
             keep
         });
         if let Some(slot) = hot.whole.as_ref().and_then(Whole::slot)
-            && let Some(whole) =
-                hot.whole.take_if(|w| (0..=u8::MAX).any(|b| home_seq(b) >= w.seq))
+            && let Some(whole) = hot.whole.take_if(|w| (0..=u8::MAX).any(|b| home_seq(b) >= w.seq))
         {
             // Blocks at home are as new: it was destaged, or superseded by what was.
             dropped.push((whole.at, whole.weight()));
@@ -1015,9 +1014,7 @@ async fn drop_superseded<W: World>(devices: &[Device<W>], state: &mut State) {
             dropped.push((whole.at, 1));
             let left: Vec<Pending> = (0..=u8::MAX)
                 .filter(|&b| home_seq(b) < whole.seq && hot.pending_at(b).is_none())
-                .map(|b| {
-                    Pending::new(b, uniform.state, whole.seq, whole.at, 0)
-                })
+                .map(|b| Pending::new(b, uniform.state, whole.seq, whole.at, 0))
                 .collect();
             ring[geometry.ring_index(whole.at)].live += left.len() as u64;
             state.index_blocks += left.len() as u64;

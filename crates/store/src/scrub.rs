@@ -89,10 +89,8 @@ fn next_chunk<W: World>(group: &Group<W>, id: ComponentId, from: u32) -> Option<
     let mut from = from;
     loop {
         let chunk = c.next_chunk(from)?;
-        let in_log = c
-            .hot
-            .get(&chunk)
-            .is_some_and(|h| !h.pending.is_empty() || h.extra_slot().is_some());
+        let in_log =
+            c.hot.get(&chunk).is_some_and(|h| !h.pending.is_empty() || h.extra_slot().is_some());
         if in_log || c.table.get(chunk).slot != NONE {
             return Some(chunk);
         }

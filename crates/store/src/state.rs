@@ -494,11 +494,7 @@ impl State {
                 let blocks = op.block.get().max(c.spec.blocks);
                 c.spec.blocks = blocks;
             }
-            LogKind::Write
-            | LogKind::Zero
-            | LogKind::Discard
-            | LogKind::Bad
-            | LogKind::Placed => {
+            LogKind::Write | LogKind::Zero | LogKind::Discard | LogKind::Bad | LogKind::Placed => {
                 self.apply_blocks(kind, op, crcs, place);
             }
             _ => unreachable!("handled above or refused when decoded"),
