@@ -1,6 +1,6 @@
 //! The mover: takes blocks from the log to their slots, trims the log, takes checkpoints.
 //!
-//! One round: the chunks of the oldest segments, each with all its pending blocks; read from the
+//! One round: the chunks of the oldest segments, each with its pending blocks there; read from the
 //! log, verified, written in place in the order of their slots; flush; one journal batch; then the
 //! index forgets them and the log is trimmed. The crash order is data -> flush -> journal -> trim
 //! (`store.md` rule 11): until the journal batch is durable the log still has everything, and doing
@@ -126,7 +126,7 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         .sum();
     let too_dirty = |i: usize| {
         let max = state.space[i].dirty_pages_max;
-        state.overlay_chunks[i] as usize + limits::ROUND_CHUNKS > max as usize
+        state.overlay_chunks[i] as usize + round_chunks(&state) > max as usize
     };
     if position.used > region.len / 2
         || state.overlay_blocks > state.overlay_max * 3 / 4
@@ -184,6 +184,8 @@ struct Task {
     local: u32,
     chunk: u32,
     capacity: usize,
+    /// Where in the ring its blocks lie.
+    place: usize,
     pending: Vec<Pending>,
     whole: Option<Whole>,
     newest: Seq,
@@ -236,31 +238,47 @@ impl Task {
 
 fn select(state: &mut State) -> Vec<Task> {
     let mut tasks: Vec<Task> = Vec::new();
-    let mut seen = BTreeSet::new();
+    let mut seen = BTreeMap::new();
     let mut blocks = 0;
+    let chunks_max = round_chunks(state);
     for segment in state.trim_below..=state.head_segment {
         let index = (segment % state.geometry.segments) as usize;
-        while blocks < limits::ROUND_BLOCKS && tasks.len() < limits::ROUND_CHUNKS {
+        let mut next_time = Vec::new();
+        while blocks < limits::ROUND_BLOCKS && tasks.len() < chunks_max {
             let Some((local, chunk)) = state.ring[index].chunks.pop_front() else { break };
-            if !seen.insert((local, chunk)) {
-                continue;
+            match seen.insert((local, chunk), segment) {
+                Some(before) if before == segment => continue,
+                // A chunk is in a round once: what it has in this segment comes with another.
+                Some(before) => {
+                    seen.insert((local, chunk), before);
+                    next_time.push((local, chunk));
+                    continue;
+                }
+                None => {}
             }
             let Some(c) = state.components.get(&local) else { continue };
             let Some(hot) = c.hot.get(&chunk) else { continue };
-            if hot.pending.is_empty() && hot.whole.is_none() {
+            // Only what lies in this segment: its blocks are read in the order in which they lie,
+            // a few large reads, where those of one chunk are scattered over all segments.
+            let lies_here = |at: u32| state.geometry.ring_index(at) == index;
+            let pending: Vec<Pending> =
+                hot.pending.iter().filter(|p| lies_here(p.at)).copied().collect();
+            if pending.is_empty() && !hot.whole.as_ref().is_some_and(|w| lies_here(w.at)) {
+                seen.remove(&(local, chunk));
                 continue;
             }
             let entry = c.table.get(chunk);
             let placed = hot.whole.as_ref().and_then(Whole::slot);
-            blocks += hot.pending.len().max(1);
+            blocks += pending.len().max(1);
             blocks += if placed.is_some() { limits::PLACED_BLOCKS } else { 0 };
             let has = if entry.slot != NONE { Some(entry.slot) } else { hot.extra_slot() };
             tasks.push(Task {
                 local,
                 chunk,
                 capacity: usize::from(c.device),
-                bytes: vec![None; hot.pending.len()],
-                pending: hot.pending.clone(),
+                place: index,
+                bytes: vec![None; pending.len()],
+                pending,
                 whole: hot.whole.clone(),
                 newest: hot.newest,
                 entry,
@@ -270,8 +288,17 @@ fn select(state: &mut State) -> Vec<Task> {
                 keeps_slot: true,
             });
         }
+        for chunk in next_time.into_iter().rev() {
+            state.ring[index].chunks.push_front(chunk);
+        }
     }
     tasks
+}
+
+/// Chunks of one round: at most half of what may be dirty between checkpoints.
+fn round_chunks(state: &State) -> usize {
+    let dirty = state.space.iter().map(|s| s.dirty_pages_max as usize / 2).min();
+    limits::ROUND_CHUNKS.min(dirty.unwrap_or(0))
 }
 
 /// One round; an error means that a device failed.
@@ -493,13 +520,12 @@ async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<()
 fn put_back<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) {
     sometimes!("store.destage.put_back");
     let mut state = group.state.borrow_mut();
-    let oldest = (state.trim_below % state.geometry.segments) as usize;
-    for task in tasks {
+    for task in tasks.iter().rev() {
         if let Some(slot) = task.new_slot {
             state.space[task.capacity].slots.free(slot);
             promise(&mut state, task.local, task.chunk);
         }
-        state.ring[oldest].chunks.push_front((task.local, task.chunk));
+        state.ring[task.place].chunks.push_front((task.local, task.chunk));
     }
 }
 

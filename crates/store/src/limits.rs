@@ -53,8 +53,8 @@ pub const JOURNAL_MIN_LARGE: u64 = 64 << 20;
 
 /// Blocks moved in one destage round: 8 MiB in memory.
 pub const ROUND_BLOCKS: usize = 2_048;
-/// Chunks of one destage round.
-pub const ROUND_CHUNKS: usize = 512;
+/// Chunks of one destage round: random blocks lie in as many.
+pub const ROUND_CHUNKS: usize = ROUND_BLOCKS;
 /// Device requests of destage, scrub and checkpoint in flight.
 pub const BACKGROUND_DEPTH: usize = 16;
 /// Log reads of destage are joined over gaps of so many blocks.

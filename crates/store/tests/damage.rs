@@ -221,6 +221,61 @@ fn a_log_cut_short_makes_components_doubtful_until_it_is_overtaken() {
     assert!(!store.status(ID).expect("there").doubtful);
 }
 
+/// A chunk that was placed twice, and another one in the slot that the first time left free.
+#[test]
+fn a_lost_record_of_a_placed_chunk_never_gives_the_bytes_of_the_slots_next_owner() {
+    let placed = |seq: u64, chunk: u64| {
+        let ids: Vec<u64> = (0..256).map(|i| seq * 1_000 + i).collect();
+        write_op(seq, chunk as u32 * 256, &ids)
+    };
+    let (mut doubtful, mut bad, mut clean) = (0, 0, 0);
+    // Destaged or not before the power went: the slots are the journal's or only the log's.
+    for rest_ms in [400, 3_000] {
+        let m = Machine::new(1, &formatted(1));
+        let store = m.store();
+        m.world.run(async {
+            make(&store, 1, 2_000).await.expect("made");
+            for (seq, chunk) in [(1, 0), (3, 0), (5, 1), (7, 2)] {
+                store.append(ID, FIRST, placed(seq, chunk)).await.expect("written");
+                store.append(ID, FIRST, write_op(seq + 1, 1_500, &[seq])).await.expect("written");
+                m.world.sleep(Nanos::from_ms(3_000)).await;
+            }
+            store.append(ID, FIRST, placed(20, 2)).await.expect("written");
+        });
+        m.world.pass(Nanos::from_ms(rest_ms));
+        let images: Vec<_> = m.disks.iter().map(|d| d.image()).collect();
+        let (at, _) = region(&images[0], RegionKind::Log);
+        let log: Vec<u64> =
+            images[0].used().filter(|b| (at..at + 64 * MIB).contains(&(b * 4096))).collect();
+        for block in log {
+            let what = format!("log block {block} zeroed, {rest_ms} ms");
+            let mut image = images.clone();
+            image[0].zero(block * 4096, 4096);
+            let m = Machine::new(5, &image);
+            let Ok(store) = m.open().expect("runs") else { continue };
+            store.audit().unwrap_or_else(|e| panic!("{what}: {e}"));
+            let in_doubt = store.status(ID).expect("there").doubtful;
+            doubtful += u32::from(in_doubt);
+            for (chunk, newest, older) in [(0, 3, 1), (1, 5, 0), (2, 20, 7)] {
+                match m.world.run(versions(&store, 1, chunk * 256, 256)).expect("runs") {
+                    Ok(got) => {
+                        let is =
+                            |seq: u64| (0..256).map(|i| seq * 1_000 + i).eq(got.iter().copied());
+                        let old = is(older) || got.iter().all(|&id| id == 0);
+                        assert!(is(newest) || (in_doubt && old), "{what}: chunk {chunk}: {got:?}");
+                        clean += 1;
+                    }
+                    Err(StoreError::Bad(_)) => bad += 1,
+                    Err(e) => panic!("{what}: {e}"),
+                }
+            }
+            m.world.pass(Nanos::from_secs(70));
+            store.audit().unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+    }
+    assert!(doubtful > 10 && clean > 60, "doubtful {doubtful}, bad {bad}, clean {clean}");
+}
+
 #[test]
 fn a_damaged_first_label_is_repaired_from_the_second_unless_somebody_else_moved_in() {
     let images = lived_in(1);
