@@ -6,8 +6,8 @@ use atoll_sim::run::{Options, run_one};
 const SEEDS: &[(u64, &str)] = &[
     (273, "a device that gave no answer read as damaged, and a resync marked good blocks"),
     (640, "a copy that lost the end of its log stayed active"),
-    (61_028, "a member restarted within a promotion, had lost the end of its log, and was promoted"),
-    (61_519, "the same between two writes, as an active member"),
+    (61_028, "a member that had restarted and lost the end of its log was promoted"),
+    (61_519, "the same, as an active member between two writes"),
     (97, "a lost member could not be rebuilt in its own group, and there was no other"),
     (2_191, "a block that the medium did not give was not handed to its owner again"),
     (5_125, "a connection whose end was never heard of was waited on for ever"),
