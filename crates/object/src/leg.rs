@@ -7,7 +7,7 @@
 //! - there is always at least one active member (R20).
 
 use crate::limits::LATE;
-use atoll_format::id::{ComponentId, GroupId, HostId, OpId, Seq, Session, Ticket};
+use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, OpId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_world::components::ComponentOp;
 use atoll_world::sync::Notify;
@@ -58,6 +58,8 @@ pub(crate) struct Member {
     pub role: Role,
     /// The open session; acknowledgements of others do not count (R2).
     pub session: Session,
+    /// The life of its host in which the session was opened, if that is known.
+    pub life: Option<Incarnation>,
     /// Somebody is bringing it back or dropping it.
     pub mending: bool,
     /// How often in a row it has refused what it was sent.
@@ -218,11 +220,12 @@ impl Leg {
 
     /// A session has been opened to a member: everything in flight is to be sent again in it, and
     /// what was acknowledged in another no longer counts (R2, F10).
-    pub fn on_attached(&self, slot: u8, session: Session) {
+    pub fn on_attached(&self, slot: u8, session: Session, life: Option<Incarnation>) {
         {
             let mut members = self.members.borrow_mut();
             let Some(member) = members.iter_mut().find(|m| m.slot == slot) else { return };
             member.session = session;
+            member.life = life;
             member.unacked.clear();
         }
         for op in self.in_flight() {
@@ -324,6 +327,7 @@ mod tests {
             group: GroupId(0),
             role,
             session: Session { epoch: Epoch(1), attach: 1 },
+            life: None,
             mending: false,
             refusals: 0,
             lease_until: Nanos::ZERO,
@@ -378,7 +382,7 @@ mod tests {
         leg.on_ack(&op, 0, old);
         leg.on_ack(&op, 1, old);
         let new = Session { attach: 2, ..old };
-        leg.on_attached(1, new);
+        leg.on_attached(1, new, None);
         assert!(!leg.decide(&op), "member 1 has to acknowledge again");
         leg.on_ack(&op, 1, old);
         assert!(!leg.decide(&op));

@@ -10,7 +10,7 @@ use crate::message::{Reply, Request};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_world::{Components, StoreError, World, sometimes};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// The members on this host.
@@ -22,6 +22,10 @@ struct Inner<W: World, S: Components> {
     /// Where each component is, and of which object.
     index: RefCell<BTreeMap<ComponentId, (S, ObjectId)>>,
     by_object: RefCell<BTreeMap<ObjectId, Vec<ComponentId>>>,
+    /// Those to which a session has been opened in this life: the owner has then seen what the
+    /// store still holds. A session of an earlier life is stored, but what was acknowledged in it
+    /// may have been lost with a damaged log, so nothing is served in it (R2, `store.md` S7).
+    attached: RefCell<BTreeSet<ComponentId>>,
     grants: RefCell<Grants>,
 }
 
@@ -40,6 +44,7 @@ impl<W: World, S: Components> Members<W, S> {
             stores: RefCell::new(Vec::new()),
             index: RefCell::default(),
             by_object: RefCell::default(),
+            attached: RefCell::default(),
             grants,
         }));
         for store in stores {
@@ -62,6 +67,7 @@ impl<W: World, S: Components> Members<W, S> {
     }
 
     fn enter(&self, store: &S, id: ComponentId, object: ObjectId) {
+        self.0.attached.borrow_mut().remove(&id);
         self.0.index.borrow_mut().insert(id, (store.clone(), object));
         let mut by_object = self.0.by_object.borrow_mut();
         let ids = by_object.entry(object).or_default();
@@ -87,9 +93,19 @@ impl<W: World, S: Components> Members<W, S> {
         index.get(&id).map(|(store, _)| store.clone()).ok_or(StoreError::NoComponent(id))
     }
 
-    /// The store of a component, if the asker's epoch is not fenced off (R1).
-    fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
+    /// The store of a component to which a session is open.
+    fn attached(&self, id: ComponentId) -> Result<S, StoreError> {
         let store = self.store(id)?;
+        if !self.0.attached.borrow().contains(&id) {
+            sometimes!("member.refuses_what_is_of_an_earlier_life");
+            return Err(StoreError::Session { open: store.status(id)?.session });
+        }
+        Ok(store)
+    }
+
+    /// The same, if the asker's epoch is not fenced off (R1).
+    fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
+        let store = self.attached(id)?;
         let fenced = store.status(id)?.promise.fenced;
         if epoch < fenced {
             sometimes!("member.refuses_an_old_epoch");
@@ -117,14 +133,14 @@ impl<W: World, S: Components> Members<W, S> {
     async fn carry_out(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
         Ok(match request {
             Request::Append { component, session, op } => {
-                self.store(component)?.append(component, session, op).await?;
+                self.attached(component)?.append(component, session, op).await?;
                 Reply::Done
             }
             Request::Read { component, epoch, range } => {
                 Reply::Blocks(self.open(component, epoch)?.read(component, range).await?)
             }
             Request::CopyIn { component, session, copy } => {
-                Reply::Copied(self.store(component)?.copy_in(component, session, copy).await?)
+                Reply::Copied(self.attached(component)?.copy_in(component, session, copy).await?)
             }
             Request::Committed { component, epoch, seq } => {
                 self.open(component, epoch)?.committed(component, seq);
@@ -159,7 +175,7 @@ impl<W: World, S: Components> Members<W, S> {
                 Reply::Tickets { tickets, more }
             }
             Request::SetTickets { component, session, set } => {
-                self.store(component)?.set_tickets(component, session, set).await?;
+                self.attached(component)?.set_tickets(component, session, set).await?;
                 Reply::Done
             }
             Request::Applied { component, epoch, ticket } => {
@@ -184,6 +200,7 @@ impl<W: World, S: Components> Members<W, S> {
             Request::Attach { component, session } => {
                 let store = self.store(component)?;
                 let promise = store.attach(component, session).await?;
+                self.0.attached.borrow_mut().insert(component);
                 Reply::Promise { promise, doubtful: store.status(component)?.doubtful }
             }
             Request::Create { group, component, spec } => {

@@ -6,7 +6,7 @@ use crate::limits::{CALL_DEADLINE, MEND, RETRY_EVERY, WATCH_EVERY};
 use crate::message::{Reply, Request};
 use crate::objects::Event;
 use crate::owner::{Fail, Owner, Stop};
-use atoll_format::id::{ComponentId, Seq, Session};
+use atoll_format::id::{ComponentId, HostId, Incarnation, Seq, Session};
 use atoll_format::record::{MemberState, ObjectRecord};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
 use std::rc::Rc;
@@ -144,7 +144,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 Err(Trouble::Stale)
             }
             Ok(Reply::Promise { .. }) => {
-                leg.on_attached(slot, session);
+                leg.on_attached(slot, session, self.life_of(member.host));
                 self.resend(leg, slot);
                 leg.poke_all();
                 Ok(())
@@ -225,9 +225,28 @@ impl<W: World, S: Components> Owner<W, S> {
                     self.on_trouble(&leg, slot, session, Trouble::Late);
                 }
                 self.watch_leases(&leg, now);
+                self.watch_lives(&leg);
                 if ticks.is_multiple_of(2) {
                     self.tell_committed(&leg);
                 }
+            }
+        }
+    }
+
+    /// The present life of a host, if it is known.
+    pub(crate) fn life_of(&self, host: HostId) -> Option<Incarnation> {
+        self.0.ctx.peers().peer(host).incarnation
+    }
+
+    /// A member whose host has restarted gets a new session at once, also when nothing is asked of
+    /// it: what it may have lost must be known before it is the only one left (`store.md` S7).
+    fn watch_lives(&self, leg: &Rc<Leg>) {
+        let members = leg.members.borrow().clone();
+        for m in members.iter().filter(|m| m.role.receives() && !m.mending && m.life.is_some()) {
+            let life = self.life_of(m.host);
+            if life.is_some() && life != m.life {
+                sometimes!("watch.member_has_restarted");
+                self.on_trouble(leg, m.slot, m.session, Trouble::Link);
             }
         }
     }

@@ -657,7 +657,10 @@ impl<W: World, S: Components> Owner<W, S> {
                     Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
                         self.stop(Stop::Superseded);
                     }
-                    _ => unreachable = true,
+                    reply => {
+                        unreachable = true;
+                        self.on_reader_of_an_earlier_life(leg, reader, reply);
+                    }
                 }
                 if self.is_stopped() {
                     return Err(Fail::Stopped);
@@ -671,6 +674,19 @@ impl<W: World, S: Components> Owner<W, S> {
                 return Err(VolumeError::TimedOut("no member can be read".into()).into());
             }
             self.0.ctx.world.sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// A member that has restarted serves once a session of this life is open.
+    fn on_reader_of_an_earlier_life(
+        &self,
+        leg: &Rc<Leg>,
+        reader: &Member,
+        reply: Result<Reply, CallError>,
+    ) {
+        if let Ok(Reply::Failed(error @ StoreError::Session { .. })) = reply {
+            let trouble = crate::mend::Trouble::Store(error);
+            self.on_trouble(leg, reader.slot, reader.session, trouble);
         }
     }
 
@@ -865,7 +881,7 @@ impl<W: World, S: Components> Owner<W, S> {
                     Ok(Reply::Tags(tags)) if tags.len() == BLOCKS_PER_CHUNK as usize => {
                         return Ok(tags);
                     }
-                    _ => {}
+                    reply => self.on_reader_of_an_earlier_life(leg, &m, reply),
                 }
             }
             if self.is_stopped() {

@@ -230,6 +230,7 @@ impl<W: World, S: Components> Owner<W, S> {
         let request = Request::Attach { component: member.component, session };
         let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
         let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
+        let life = self.life_of(member.host);
         let mut from = from;
         if from > Seq(0) && (doubtful || promise.newest < from) {
             // It had everything up to `from`, and has it no more (rows 28, 50).
@@ -248,7 +249,7 @@ impl<W: World, S: Components> Owner<W, S> {
             return false;
         }
         leg.with_member(slot, |m| m.role = Role::Resyncing { from });
-        leg.on_attached(slot, session);
+        leg.on_attached(slot, session, life);
         self.resend(leg, slot);
         leg.poke_all();
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
@@ -599,6 +600,7 @@ impl<W: World, S: Components> Owner<W, S> {
             group,
             role: Role::Absent { since: from },
             session: Session::default(),
+            life: None,
             mending: false,
             refusals: 0,
             lease_until: Nanos::ZERO,

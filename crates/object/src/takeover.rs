@@ -21,7 +21,7 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::owner::{Fail, Owner};
 use crate::resync::End;
-use atoll_format::id::{ComponentId, ObjectId, Seq, Session};
+use atoll_format::id::{ComponentId, Incarnation, ObjectId, Seq, Session};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::record::{self, MemberRecord, MemberState, ObjectRecord, ObjectState, key};
 use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_EPOCH_GAP};
@@ -51,6 +51,8 @@ struct Fenced {
     promise: Promise,
     doubtful: bool,
     session: Session,
+    /// Of its host, as it answered.
+    life: Option<Incarnation>,
 }
 
 /// The directory's record of an object, possibly stale.
@@ -209,7 +211,10 @@ async fn fence_one<W: World, S: Components>(
     let deadline = world.now() + CALL_DEADLINE;
     let request = Request::Attach { component, session };
     match ctx.peers().call(member.host, Lane::Control, request, deadline).await {
-        Ok(Reply::Promise { promise, doubtful }) => Ok(Fenced { promise, doubtful, session }),
+        Ok(Reply::Promise { promise, doubtful }) => {
+            let life = ctx.peers().peer(member.host).incarnation;
+            Ok(Fenced { promise, doubtful, session, life })
+        }
         Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => Err(Refusal::Newer),
         _ => Err(Refusal::Unreachable),
     }
@@ -232,7 +237,8 @@ async fn attach_resyncing<W: World, S: Components>(
     let replies = futures_util::future::join_all(calls).await;
     let attached = members.iter().zip(replies).filter_map(|(m, reply)| match reply {
         Ok(Reply::Promise { promise, doubtful }) => {
-            Some((m.component, Fenced { promise, doubtful, session }))
+            let life = ctx.peers().peer(m.host).incarnation;
+            Some((m.component, Fenced { promise, doubtful, session, life }))
         }
         _ => None,
     });
@@ -318,6 +324,7 @@ fn build<W: World, S: Components>(
                     MemberState::Resyncing { from } => Role::Resyncing { from },
                 },
                 session: answer.map(|a| a.session).unwrap_or_default(),
+                life: answer.and_then(|a| a.life),
                 mending: false,
                 refusals: 0,
                 // Not before the first renewal (R11).

@@ -3,6 +3,7 @@
 //!
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
+mod alloc;
 pub mod directory;
 mod disk;
 pub mod limits;
@@ -12,6 +13,7 @@ mod stream;
 mod tcp;
 mod uring;
 
+pub use alloc::PooledAlloc;
 pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};

@@ -115,7 +115,8 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     Ok(runtime.block_on(main))
 }
 
-/// A thread that runs a shard.
+/// A thread that runs a shard, as long as the program: small memory that it has freed stays its
+/// own.
 pub struct Shard<T>(JoinHandle<io::Result<T>>);
 
 impl<T: Send + 'static> Shard<T> {
@@ -129,7 +130,10 @@ impl<T: Send + 'static> Shard<T> {
         M: FnOnce() -> F + Send + 'static,
     {
         let builder = Builder::new().name(name.to_owned());
-        Ok(Self(builder.spawn(move || run(async { main().await }))?))
+        Ok(Self(builder.spawn(move || {
+            crate::alloc::keep_on_this_thread();
+            run(async { main().await })
+        })?))
     }
 
     /// What `main` returned. Blocks until it has ended.

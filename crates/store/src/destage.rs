@@ -24,6 +24,7 @@ use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::StoreEvent;
 use atoll_world::{Buf, Durability, FixedMap, Nanos, World, sometimes};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -491,12 +492,13 @@ async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<()
     let devices: BTreeSet<usize> = writes.iter().map(|w| w.0).collect();
     let bytes: u64 = writes.iter().map(|w| w.2.len() as u64 * BLOCK).sum();
     let mut failed = false;
-    {
-        let writes = writes.into_iter().map(|(device, at, data)| async move {
+    let mut writes = writes.into_iter();
+    while writes.len() > 0 {
+        // Together, not one for each that ends: one submission, one kick of the device.
+        let some = writes.by_ref().take(limits::HOME_WRITES).map(|(device, at, data)| async move {
             (device, group.devices[device].write(at, data, Durability::Volatile).await)
         });
-        let mut writes = stream::iter(writes).buffered(limits::BACKGROUND_DEPTH);
-        while let Some((device, result)) = writes.next().await {
+        for (device, result) in join_all(some).await {
             if let Err(e) = result {
                 group.device_failed(device, &e);
                 failed = true;

@@ -1,8 +1,9 @@
 //! One device of a group: every request has a deadline, and a device that failed stays failed.
 //!
 //! A failed write or flush leaves nothing known of unflushed data, so neither is ever tried again
-//! (`reliability.md` 6.9). A failed read is the caller's to judge, as long as the device's label can
-//! be read: damage is of a place, and a device that gives nothing at all is not damaged but gone.
+//! (`reliability.md` 6.9). A failed read is the caller's to judge, as long as the device's label
+//! can be read: damage is of a place, and a device that gives nothing at all is not damaged, but
+//! gone.
 //! A request that does not come back in time fails the device; its late completion is ignored,
 //! because its future is dropped and its buffers belong to the world.
 

@@ -57,16 +57,19 @@ pub const ROUND_BLOCKS: usize = 2_048;
 pub const ROUND_CHUNKS: usize = ROUND_BLOCKS;
 /// Device requests of destage, scrub and checkpoint in flight.
 pub const BACKGROUND_DEPTH: usize = 16;
+/// Writes of destage that are begun together: half a millisecond of a fast device, so that an
+/// operation behind them does not wait long.
+pub const HOME_WRITES: usize = 32;
 /// Log reads of destage are joined over gaps of so many blocks.
 pub const READ_GAP_BLOCKS: u32 = 4;
 
-/// The log may be a quarter full before destage starts while guests write: bursts go to the log
+/// The log may be three eighths full before destage starts while guests write: bursts go to the log
 /// alone, and blocks that are overwritten soon never leave it. Of 255.
-pub const FILL_DESTAGE: u8 = 64;
-/// From here on destage does not pause: half full.
-pub const FILL_URGENT: u8 = 128;
-/// From here on writers are slowed: 60 %.
-pub const FILL_SLOW: u8 = 153;
+pub const FILL_DESTAGE: u8 = 96;
+/// From here on destage does not pause: five eighths.
+pub const FILL_URGENT: u8 = 160;
+/// From here on writers are slowed: 72 %.
+pub const FILL_SLOW: u8 = 184;
 /// Largest delay of one write.
 pub const DELAY_MAX: Nanos = Nanos::from_ms(100);
 /// Without writes for so long, the log is destaged to its end.

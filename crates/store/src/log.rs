@@ -111,6 +111,14 @@ impl Item {
         }
     }
 
+    /// Whether it can never go into a batch.
+    fn is_lost(&self) -> bool {
+        match &self.effect {
+            Effect::Place { bytes, .. } => bytes.get() == Bytes::Lost,
+            _ => false,
+        }
+    }
+
     /// Whether it may go into a batch.
     fn is_ready(&self) -> bool {
         match &self.effect {
@@ -277,8 +285,7 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
 
 /// Takes out operations whose bytes were lost: their senders' end is the answer.
 fn drop_lost(state: &mut State, queue: &mut LogQueue) {
-    let lost = |item: &Item| matches!(&item.effect, Effect::Place { bytes, .. } if bytes.get() == Bytes::Lost);
-    while let Some(item) = queue.items.pop_front_if(|item| lost(item)) {
+    while let Some(item) = queue.items.pop_front_if(|item| item.is_lost()) {
         let Effect::Place { local, op, slot, .. } = item.effect else { continue };
         if let Some(c) = state.components.get(&local) {
             let space = &mut state.space[usize::from(c.device)];

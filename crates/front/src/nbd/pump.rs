@@ -9,7 +9,8 @@
 //! [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is read, and
 //! the client waits. A started request runs to its end unless its client vanishes: then it is
 //! dropped, so that it is not tried again for long and lands after what the client, started anew
-//! elsewhere, has written since. Nothing here waits for a client longer than [`Limits::handshake`] or [`Limits::stall`].
+//! elsewhere, has written since. Nothing here waits for a client longer than
+//! [`Limits::handshake`] or [`Limits::stall`].
 //!
 //! Absent: sockets, and what requests mean.
 

@@ -1,0 +1,28 @@
+//! Seeds that once found something; each found a different flaw.
+
+use atoll_sim::run::{Options, run_one};
+
+/// With what was wrong.
+const SEEDS: &[(u64, &str)] = &[
+    (273, "a device that gave no answer read as damaged, and a resync marked good blocks"),
+    (640, "a copy that lost the end of its log stayed active"),
+    (61_028, "a member that had restarted and lost the end of its log was promoted"),
+    (61_519, "the same, as an active member between two writes"),
+    (97, "a lost member could not be rebuilt in its own group, and there was no other"),
+    (2_191, "a block that the medium did not give was not handed to its owner again"),
+    (5_125, "a connection whose end was never heard of was waited on for ever"),
+    (5_894, "a damaged page was repaired for its first block only"),
+    (50_093, "the place of a rebuild was lost too, and no third was looked for"),
+];
+
+#[test]
+fn what_was_found_once_is_not_found_again() {
+    let mut wrong = Vec::new();
+    for (seed, what) in SEEDS {
+        let outcome = run_one(*seed, &Options::default());
+        if let Some(violation) = outcome.violations.first() {
+            wrong.push(format!("seed {seed} ({what}): {violation}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
