@@ -5,7 +5,8 @@
 //! | `cluster hosts=3 seed=7` | first; the machines. Also `disks=3` (the first is the log device, otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced) |
 //! | `volume v0 size=4MiB on=h0,h1` | its copies; all volumes come before anything else |
 //! | `write v0 via=h0 at=0 len=4KiB` | waits for the answer; also `read`, `discard`, `zero` |
-//! | ... `within=2s`, `shows=1,2,1`, `fails=full`, `times=100` | what the answer must be; an error that is not announced is wrong |
+//! | ... `within=2s`, `shows=1,2,1`, `fails=full` | what the answer must be; an error that is not announced is wrong |
+//! | ... `times=100 step=1MiB`, `leaves=1s` | again and again, further on each time; given up after so long, as when the client's connection breaks |
 //! | `begin write v0 ...` | does not wait; the answer is told when it comes |
 //! | `fill v0 via=h0 fails=full` | 4 KiB into every MiB, until that error |
 //! | `load v0 via=h2` | a client at work there until the end, or until its host dies |
@@ -21,7 +22,7 @@
 //! | `rot h1 v0 at=4KiB in=log` | a bit of every copy of that block on the host's media, or in a part |
 //! | `unreadable h1 v0 at=4KiB in=slots` | the same pages fail to be read |
 //! | `scrub h1` | its stores look at everything they hold |
-//! | `reached bit-flip least=1` | the fault has had its effect |
+//! | `reached bit-flip least=1` | the fault has had its effect; `tell bit-flip` says how often |
 //! | `passed member.refuses_an_old_epoch` | the code has come by that mark since the story's beginning |
 //! | `expect h1 block-repaired within=30s` | that text is told of that host (`-`: of none) |
 //! | `never h1 taking-over` | it has not been told |
@@ -61,6 +62,7 @@ use atoll_world::Nanos;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use futures_util::future::{Either, select};
 use std::rc::Rc;
 
 /// Layers whose lines are told.
@@ -295,12 +297,14 @@ impl Stage {
                 }
             }
             "directory" => rig.directory().set_down(c.word(1)? == "down"),
-            "reached" => {
+            word @ ("reached" | "tell") => {
                 let name = c.word(1)?;
                 let kind = FaultKind::ALL.iter().find(|k| k.name() == name);
                 let kind = kind.ok_or_else(|| c.bad("no such fault"))?;
                 let (found, least) = (rig.faults().count(*kind), c.number_or("least", 1)?);
-                if found < least {
+                if word == "tell" {
+                    self.say(format!("{name}: {found} times"));
+                } else if found < least {
                     self.cluster.violated(format!("'{}': only {found} times", c.line));
                 }
             }
@@ -428,6 +432,7 @@ impl Stage {
         let found: u64 = match c.word(2)? {
             "checksum_errors" => counters.map(|c| c.checksum_errors).sum(),
             "device_errors" => counters.map(|c| c.device_errors).sum(),
+            "blocks_copied_in" => counters.map(|c| c.blocks_copied_in).sum(),
             "destaged_bytes" => counters.map(|c| c.destaged_bytes).sum(),
             _ => return Err(c.bad("no such counter")),
         };
@@ -500,16 +505,30 @@ impl Stage {
         let range = (at / 512, (len / 512) as u32);
         let (this, line) = (self.clone(), c.line.trim_start_matches("begin ").to_owned());
         let (within, times) = (c.span("within")?, c.number_or("times", 1)?);
+        let (step, leaves) = (c.number_or("step", 0)? / 512, c.span("leaves")?);
         let (shows, fails) = (c.options.get("shows").cloned(), c.options.get("fails").cloned());
         let work = async move {
             let ex = this.rig.executor();
             let mut answer = Ok(String::new());
-            for _ in 0..times {
+            for n in 0..times {
                 let begun = ex.now();
-                answer = this.attempt(&book, number, &what, &name, via, range).await;
-                let took = ex.now().since(begun);
-                if within.is_some_and(|most| took > most) {
-                    this.cluster.violated(format!("'{line}' took {took:?}"));
+                let range = (range.0 + n * step, range.1);
+                let attempt = this.attempt(&book, number, &what, &name, via, range);
+                let Some(leaves) = leaves else {
+                    answer = attempt.await;
+                    let took = ex.now().since(begun);
+                    if within.is_some_and(|most| took > most) {
+                        this.cluster.violated(format!("'{line}' took {took:?}"));
+                    }
+                    continue;
+                };
+                let gone = std::pin::pin!(this.wait(leaves));
+                match select(std::pin::pin!(attempt), gone).await {
+                    Either::Left((done, _)) => answer = done,
+                    Either::Right(_) => {
+                        this.say(format!("{line}: the client has left"));
+                        return;
+                    }
                 }
             }
             let right = match (&answer, &fails, &shows) {
