@@ -6,6 +6,7 @@ use crate::checker::{History, Kind};
 use crate::executor::Executor;
 use crate::pattern::{self, SECTOR, Tag};
 use crate::rng::Rng;
+use atoll_format::units::CHUNK;
 use atoll_world::volume::{Volume, VolumeError, ZeroFlags};
 use atoll_world::{Buf, Nanos};
 use std::cell::{Cell, RefCell};
@@ -256,6 +257,12 @@ impl Book {
         let first = rng.within(from, to - 1).min(total - len);
         if rng.below(2) == 0 {
             let first = first / 8 * 8;
+            // Of the longer ones, a whole chunk: stores write those past their log. From what was drawn
+            // already, so that other seeds stay what they are.
+            let chunk = CHUNK / SECTOR as u64;
+            if len * 4 > chunk && total >= chunk {
+                return ((first / chunk).min(total / chunk - 1) * chunk, chunk as u32);
+            }
             let len = len.next_multiple_of(8).min(total - first);
             return (first, len as u32);
         }
