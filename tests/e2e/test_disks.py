@@ -140,11 +140,16 @@ class Exchanged(Filled):
             client.write(3 * BLOCK, b"n" * BLOCK)
             client.write(4 * BLOCK, b"m" * BLOCK)
         self.restart(member, lambda: os.replace(kept, disk))
+        self.assert_event("lost what it had acknowledged", owner)
         for host in (1, 2, 3):
             with self.client(host) as client:
                 self.assertEqual(client.read(3 * BLOCK, 2 * BLOCK), b"n" * BLOCK + b"m" * BLOCK)
             self.assert_contents(host, skip={3, 4})
         self.cluster.wait_healthy()
+        # What the copy itself holds: it alone is left.
+        self.cluster.kill(owner)
+        with self.client(member) as client:
+            self.assertEqual(client.read(3 * BLOCK, 2 * BLOCK), b"n" * BLOCK + b"m" * BLOCK)
 
     @row("44: two disks swapped between hosts: recognised by their labels; no data mix")
     def test_swapped(self):

@@ -671,7 +671,10 @@ impl<W: World, S: Components> Owner<W, S> {
                 return self.read_block_by_block(leg, range, &readers).await;
             }
             if self.now().since(held_since) > HOLD {
-                return Err(VolumeError::TimedOut("no member can be read".into()).into());
+                let hosts: Vec<_> = readers.iter().map(|m| self.0.ctx.host_name(m.host)).collect();
+                let why =
+                    format!("no copy can be read: that on {} does not answer", hosts.join(", "));
+                return Err(VolumeError::TimedOut(why).into());
             }
             self.0.ctx.world.sleep(RETRY_EVERY).await;
         }

@@ -55,14 +55,14 @@ use atoll_format::superblock::{RegionKind, Superblock};
 use atoll_format::units::{CHUNK, parse_size};
 use atoll_node::CountedVolume;
 use atoll_store::Store;
+use atoll_world::Nanos;
 use atoll_world::components::Components;
 use atoll_world::mark;
 use atoll_world::volume::{VolumeError, Volumes};
-use atoll_world::Nanos;
+use futures_util::future::{Either, select};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use futures_util::future::{Either, select};
 use std::rc::Rc;
 
 /// Layers whose lines are told.
@@ -205,7 +205,9 @@ pub fn play(text: &str) -> Result<String, String> {
         write!(told, "{at:<8} {on:<3} {:<8} {}", line.layer, line.text).expect("to a string");
         // Of what is told again and again, with other numbers perhaps, the first.
         let mut more = 0;
-        while lines.next_if(|l| l.host == line.host && shape(&l.text) == shape(&line.text)).is_some()
+        while lines
+            .next_if(|l| l.host == line.host && shape(&l.text) == shape(&line.text))
+            .is_some()
         {
             more += 1;
         }
@@ -642,11 +644,7 @@ fn rates(c: &Command) -> Result<DiskRates, String> {
 }
 
 /// Where the used pages are that a command means: in all parts of a medium or one, and as wanted.
-fn pages(
-    disk: &SimDisk,
-    c: &Command,
-    wanted: impl Fn(&[u8]) -> bool,
-) -> Result<Vec<u64>, String> {
+fn pages(disk: &SimDisk, c: &Command, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u64>, String> {
     let kinds: &[RegionKind] = match c.options.get("in").map(String::as_str) {
         None => return Ok(disk.find(|_, page| wanted(page))),
         Some("log") => &[RegionKind::Log],
