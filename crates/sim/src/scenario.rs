@@ -1,34 +1,41 @@
 //! Stories: a text file of commands, a line `----`, and what the cluster is expected to do.
 //!
-//! | command | what happens |
-//! | --- | --- |
-//! | `cluster hosts=3 seed=7` | first; the machines. Also `disks=3` (the first is the log device, otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced) |
-//! | `volume v0 size=4MiB on=h0,h1` | its copies; all volumes come before anything else |
-//! | `write v0 via=h0 at=0 len=4KiB` | waits for the answer; also `read`, `discard`, `zero` |
-//! | ... `within=2s`, `shows=1,2,1`, `fails=full` | what the answer must be; an error that is not announced is wrong |
-//! | ... `times=100 step=1MiB`, `leaves=1s` | again and again, further on each time; given up after so long, as when the client's connection breaks |
-//! | `begin write v0 ...` | does not wait; the answer is told when it comes |
-//! | `fill v0 via=h0 fails=full` | 4 KiB into every MiB, until that error |
-//! | `load v0 via=h2` | a client at work there until the end, or until its host dies |
-//! | `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1` | the host, or `all` |
-//! | `trap h1 polls=200`, `trap h1 polls=200 power=yes` | it dies after so many steps |
-//! | `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1` | the network |
-//! | `cut1 h0 h1`, `join1 h0 h1` | one direction of it |
-//! | `directory down`, `directory up` | the directory |
-//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `slow h1 x=100`, `wipe h1` | disks; all of these take `disk=0` to mean one only |
-//! | `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1` | the medium: cut off; put back as it was when it was kept; exchanged |
-//! | `fault h1 lost-write`, `fault h1 none` | every operation of that kind goes wrong from now on; no more |
-//! | `flip h1`, `flip h1 in=log page=3` | a bit of any page, or of a part's n-th used page |
-//! | `rot h1 v0 at=4KiB in=log` | a bit of every copy of that block on the host's media, or in a part |
-//! | `unreadable h1 v0 at=4KiB in=slots` | the same pages fail to be read |
-//! | `scrub h1` | its stores look at everything they hold |
-//! | `reached bit-flip least=1` | the fault has had its effect; `tell bit-flip` says how often |
-//! | `passed member.refuses_an_old_epoch` | the code has come by that mark since the story's beginning |
-//! | `expect h1 block-repaired within=30s` | that text is told of that host (`-`: of none) |
-//! | `never h1 taking-over` | it has not been told |
-//! | `counted h1 checksum_errors least=1` | a counter of its stores |
-//! | `run 5s` | time passes |
-//! | `healthy within=60s` | waits until every object has all its copies |
+//! - `cluster hosts=3 seed=7`: first; the machines. Also `disks=3` (the first is the log device,
+//!   otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is
+//!   made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced)
+//! - `volume v0 size=4MiB on=h0,h1`: its copies; all volumes come before anything else
+//! - `write v0 via=h0 at=0 len=4KiB`: waits for the answer; also `read`, `discard`, `zero`
+//! - ... `within=2s`, `shows=1,2,1`, `fails=full`: what the answer must be; an error that is not
+//!   announced is wrong
+//! - ... `times=100 step=1MiB`, `leaves=1s`: again and again, further on each time; given up
+//!   after so long, as when the client's connection breaks
+//! - `begin write v0 ...`: does not wait; the answer is told when it comes
+//! - `fill v0 via=h0 fails=full`: 4 KiB into every MiB, until that error
+//! - `load v0 via=h2`: a client at work there until the end, or until its host dies
+//! - `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1`: the host, or `all`
+//! - `trap h1 polls=200`, `trap h1 polls=200 power=yes`: it dies after so many steps
+//! - `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`: the network
+//! - `cut1 h0 h1`, `join1 h0 h1`: one direction of it
+//! - `directory down`, `directory up`: the directory
+//! - `hang h1`, `unhang h1`, `gone h1`, `back h1`, `slow h1 x=100`, `wipe h1`: disks; all of
+//!   these take `disk=0` to mean one only
+//! - `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1`: the medium: cut off; put
+//!   back as it was when it was kept; exchanged
+//! - `fault h1 lost-write`, `fault h1 none`: every operation of that kind goes wrong from now on;
+//!   no more
+//! - `flip h1`, `flip h1 in=log page=3`: a bit of any page, or of a part's n-th used page
+//! - `rot h1 v0 at=4KiB in=log`: a bit of every copy of that block on the host's media, or in a
+//!   part
+//! - `unreadable h1 v0 at=4KiB in=slots`: the same pages fail to be read
+//! - `scrub h1`: its stores look at everything they hold
+//! - `reached bit-flip least=1`: the fault has had its effect; `tell bit-flip` says how often
+//! - `passed member.refuses_an_old_epoch`: the code has come by that mark since the story's
+//!   beginning
+//! - `expect h1 block-repaired within=30s`: that text is told of that host (`-`: of none)
+//! - `never h1 taking-over`: it has not been told
+//! - `counted h1 checksum_errors least=1`: a counter of its stores
+//! - `run 5s`: time passes
+//! - `healthy within=60s`: waits until every object has all its copies
 //!
 //! Parts of a medium are `log`, `slots`, `pages`, `journal`, `checkpoint`.
 //!
