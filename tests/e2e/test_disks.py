@@ -1,11 +1,13 @@
 """Disks that rot, vanish, come back old, are exchanged, copied, emptied, full."""
 
+import errno
 import os
+import shutil
 import time
 import unittest
 
 import disks
-from harness import ClusterTest, row, wait_until
+from harness import ClusterTest, row, run, wait_until
 from history import BLOCK
 from load import Load
 from nbd import EIO, ENOSPC, Client, NbdError
@@ -138,11 +140,16 @@ class Exchanged(Filled):
             client.write(3 * BLOCK, b"n" * BLOCK)
             client.write(4 * BLOCK, b"m" * BLOCK)
         self.restart(member, lambda: os.replace(kept, disk))
+        self.assert_event("lost what it had acknowledged", owner)
         for host in (1, 2, 3):
             with self.client(host) as client:
                 self.assertEqual(client.read(3 * BLOCK, 2 * BLOCK), b"n" * BLOCK + b"m" * BLOCK)
             self.assert_contents(host, skip={3, 4})
         self.cluster.wait_healthy()
+        # What the copy itself holds: it alone is left.
+        self.cluster.kill(owner)
+        with self.client(member) as client:
+            self.assertEqual(client.read(3 * BLOCK, 2 * BLOCK), b"n" * BLOCK + b"m" * BLOCK)
 
     @row("44: two disks swapped between hosts: recognised by their labels; no data mix")
     def test_swapped(self):
@@ -196,6 +203,10 @@ class Exchanged(Filled):
             ],
             ["empty"],
         )
+        # It takes a command; then the copy is made good without another one.
+        self.cluster.cli("group", "create", disk, host=member)
+        self.cluster.wait_healthy(timeout_s=120)
+        self.assert_contents(member)
 
     @row("47: a disk is truncated: failed, said, the other copy serves")
     def test_truncated(self):
@@ -210,6 +221,12 @@ class Exchanged(Filled):
             if d["host"] == f"host{member}"
         ]
         self.assertNotEqual(states, ["in-use"])
+        details = [
+            d["detail"]
+            for d in self.cluster.get("disk", "list", host=member)
+            if d["host"] == f"host{member}"
+        ]
+        self.assertRegex(" ".join(details), "(?i)shrunk|smaller|left", "nothing says what is wrong")
 
 
 class Absent(Filled):
@@ -315,6 +332,68 @@ class Full(ClusterTest):
                 self.assertEqual(error.number, ENOSPC)
                 self.assertLess(time.monotonic(), deadline, complaint)
                 time.sleep(0.5)
+
+
+class StateFull(ClusterTest):
+    """Everything of one host but its disks (identity, sockets, log) on a file system of 8 MiB."""
+
+    def setUp(self):
+        super().setUp()
+        self.host = self.roles()[1]
+        place = self.cluster.host_dir(self.host)
+        aside = os.path.join(self.directory, "aside")
+        self.cluster.kill(self.host)
+        os.rename(place, aside)
+        os.mkdir(place)
+        run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place])
+        # Before the directory is removed, and after everything on it has ended.
+        self.addCleanup(lambda: run(["umount", "-l", place], check=False))
+        self.addCleanup(self.cluster.end)
+        for name in os.listdir(aside):
+            source, target = os.path.join(aside, name), os.path.join(place, name)
+            if name.startswith("disk"):
+                os.symlink(source, target)
+            elif os.path.isdir(source):
+                shutil.copytree(source, target)
+            elif os.path.isfile(source):
+                shutil.copy(source, target)
+        self.cluster.start(self.host)
+        self.cluster.wait_healthy()
+        self.filler = os.path.join(place, "filler")
+
+    def fill(self):
+        with open(self.filler, "wb", buffering=0) as f:
+            for piece in (1 << 16, 1):
+                try:
+                    while True:
+                        f.write(bytes(piece))
+                except OSError as error:
+                    self.assertEqual(error.errno, errno.ENOSPC)
+
+    @row("39: the file system of a host's state is full: I/O does not notice; its daemon lives")
+    def test_full(self):
+        pid = self.cluster.pid(self.host)
+        with Load(self.cluster, self.volume) as load:
+            load.wait_progress()
+            self.fill()
+            full = time.monotonic()
+            # Others come and go: things that are logged.
+            other = self.roles()[2]
+            self.cluster.kill(other)
+            self.cluster.start(other)
+            load.wait_progress(100)
+            with self.assertRaises(OSError):
+                with open(os.path.join(self.cluster.host_dir(self.host), "more"), "wb") as f:
+                    f.write(bytes(1 << 16))
+            mine = [w for w in load.workers if w.hosts[0] == self.host]
+            self.assertTrue(mine, "no client uses the host")
+            self.assertLess(load.longest(full, workers=mine), 2.0)
+            self.assertEqual(self.cluster.pid(self.host), pid, "the daemon ended")
+            with Client(self.cluster.nbd(self.host), self.volume) as client:
+                client.read(0, 4096)
+            os.unlink(self.filler)
+            self.cluster.wait_healthy()
+            load.finish()
 
 
 class Beyond(ClusterTest):

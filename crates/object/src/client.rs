@@ -44,6 +44,9 @@ struct Inner<W: World, S: Components> {
     size_bytes: Cell<u64>,
     tickets: RefCell<Tickets>,
     changes: Semaphore,
+    /// The newest admission that is known; none: not yet admitted (row 58).
+    admission: Cell<Option<u64>>,
+    admitting: Semaphore,
     /// I/Os per second; 0: no limit.
     iops_limit: u32,
     /// When the next I/O may start, under a limit.
@@ -111,6 +114,8 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
             size_bytes: Cell::new(record.size_bytes),
             tickets: RefCell::new(Tickets { client, next: 1, open: BTreeSet::new() }),
             changes: Semaphore::new(CHANGES_MAX),
+            admission: Cell::new(None),
+            admitting: Semaphore::new(1),
             iops_limit: record.policy.iops_limit,
             next_start: Cell::new(Nanos::ZERO),
         })))
@@ -221,6 +226,9 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
             let ticket = self.0.tickets.borrow().ticket(key);
             match route {
                 Route::Local(owner) => {
+                    if self.0.admission.get().is_none() {
+                        self.0.admission.set(Some(owner.admit()));
+                    }
                     let change = change.clone();
                     let work = async {
                         match change {
@@ -249,14 +257,43 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         }
                         Change::Clear { len, .. } => ClientIo::Zero { len: len as u32 },
                     };
+                    if let Err(attempt) = self.be_admitted(host).await {
+                        return attempt;
+                    }
                     match self.ask(host, ticket, retry, at, io).await {
                         Ok(Reply::Done) => Attempt::Answered(Ok(())),
+                        Ok(Reply::Admitted(newest)) => {
+                            sometimes!("client.another_client_was_admitted");
+                            self.0.admission.set(Some(newest));
+                            Attempt::NotSent
+                        }
                         other => Attempt::from(other),
                     }
                 }
             }
         })
         .await
+    }
+
+    /// Before the first change: what an earlier connection of this client may still have on its way
+    /// through another host is not carried out any more.
+    async fn be_admitted(&self, host: HostId) -> Result<(), Attempt<()>> {
+        if self.0.admission.get().is_some() {
+            return Ok(());
+        }
+        let _turn = self.0.admitting.acquire(1).await;
+        if self.0.admission.get().is_some() {
+            return Ok(());
+        }
+        match self.ask(host, Ticket::default(), false, 0, ClientIo::Admit).await {
+            Ok(Reply::Admitted(newest)) => {
+                self.0.admission.set(Some(newest));
+                Ok(())
+            }
+            Ok(Reply::NotOwner) => Err(Attempt::NotOwner),
+            // Being admitted twice changes nothing.
+            _ => Err(Attempt::NotSent),
+        }
     }
 
     async fn ask(
@@ -267,7 +304,8 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         at: u64,
         io: ClientIo,
     ) -> Result<Reply, CallError> {
-        let request = ClientRequest { object: self.0.id, ticket, retry, at, io };
+        let admission = self.0.admission.get().unwrap_or_default();
+        let request = ClientRequest { object: self.0.id, ticket, retry, at, admission, io };
         let deadline = self.world().now() + CLIENT_DEADLINE;
         let peers = self.0.objects.peers();
         peers.call(host, Lane::Data, Request::Client(request), deadline).await

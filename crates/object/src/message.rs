@@ -203,6 +203,9 @@ pub struct ClientRequest {
     pub retry: bool,
     /// First byte, in the object.
     pub at: u64,
+    /// The newest admission that the asking host knows of. A change under an older one is not
+    /// carried out: it may have been on its way while its client went elsewhere (row 58).
+    pub admission: u64,
     /// What.
     pub io: ClientIo,
 }
@@ -210,6 +213,9 @@ pub struct ClientRequest {
 /// What a client wants done.
 #[derive(Debug)]
 pub enum ClientIo {
+    /// To be admitted: from now on changes under older admissions are refused, once, so that only
+    /// those come again whose clients are still there.
+    Admit,
     /// Bytes.
     Read {
         /// How many.
@@ -237,6 +243,13 @@ pub enum ClientIo {
         /// How many bytes.
         len: u64,
     },
+}
+
+impl ClientIo {
+    /// Whether it changes bytes.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Zero { .. } | Self::Discard { .. })
+    }
 }
 
 /// The answer.
@@ -279,6 +292,8 @@ pub enum Reply {
         /// There may be more.
         more: bool,
     },
+    /// The newest admission; a change that gets this has not been carried out.
+    Admitted(u64),
     /// Yes or no.
     Yes(bool),
     /// A component's facts.
@@ -532,12 +547,14 @@ impl Message for Request {
                 payload = copy.blocks.into_iter().filter_map(|b| b.bytes).collect();
                 17
             }
-            Self::Client(ClientRequest { object, ticket, retry, at, io }) => {
+            Self::Client(ClientRequest { object, ticket, retry, at, admission, io }) => {
                 e.u64(object.0);
                 enc_ticket(&mut e, ticket);
                 e.u8(u8::from(retry));
                 e.u64(at);
+                e.u64(admission);
                 match io {
+                    ClientIo::Admit => 26,
                     ClientIo::Read { len } => {
                         e.u32(len);
                         18
@@ -687,12 +704,14 @@ impl Message for Request {
                 }
                 Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if } }
             }
-            18..=22 => {
+            18..=22 | 26 => {
                 let object = ObjectId(d.u64()?);
                 let ticket = dec_ticket(d)?;
                 let retry = d.bool()?;
                 let at = d.u64()?;
+                let admission = d.u64()?;
                 let io = match kind {
+                    26 => ClientIo::Admit,
                     18 => ClientIo::Read { len: d.u32()? },
                     19 => {
                         let crcs = d.list(4, Dec::u32)?;
@@ -703,7 +722,7 @@ impl Message for Request {
                     21 => ClientIo::Discard { len: d.u32()? },
                     _ => ClientIo::Extents { len: d.u64()? },
                 };
-                Self::Client(ClientRequest { object, ticket, retry, at, io })
+                Self::Client(ClientRequest { object, ticket, retry, at, admission, io })
             }
             23 => return Ok(Self::Admin(body.to_vec())),
             24 => Self::Tickets {
@@ -903,6 +922,10 @@ impl Message for Reply {
                 });
                 17
             }
+            Self::Admitted(admission) => {
+                e.u64(admission);
+                19
+            }
             Self::Tickets { tickets, more } => {
                 e.u8(u8::from(more));
                 e.list(&tickets, |e, &ticket| enc_ticket(e, ticket));
@@ -993,6 +1016,7 @@ impl Message for Reply {
                     })
                 })?,
             },
+            19 => Self::Admitted(d.u64()?),
             18 => Self::Tickets { more: d.bool()?, tickets: d.list(16, dec_ticket)? },
             _ => return Err(BadMessage("unknown reply")),
         };
@@ -1021,7 +1045,8 @@ mod tests {
             CopyBlock { block: 257, tag: zero, bytes: None },
         ];
         let client = |at, io| {
-            Request::Client(ClientRequest { object: ObjectId(1), ticket, retry: true, at, io })
+            let (object, admission) = (ObjectId(1), 1 << 33);
+            Request::Client(ClientRequest { object, ticket, retry: true, at, admission, io })
         };
         let sectors = data.slice(..1024);
         let odd = client_crcs(512, std::slice::from_ref(&sectors));
@@ -1075,6 +1100,7 @@ mod tests {
             client(0, ClientIo::Zero { len: 4096 }),
             client(0, ClientIo::Discard { len: 4096 }),
             client(0, ClientIo::Extents { len: 1 << 40 }),
+            client(0, ClientIo::Admit),
             Request::Admin(b"{}".to_vec()),
         ]
     }
@@ -1101,6 +1127,7 @@ mod tests {
             Reply::Promise { promise, doubtful: false },
             Reply::Chunks { chunks: vec![(1, Seq(2))], more: true },
             Reply::Tickets { tickets: vec![Ticket::default()], more: true },
+            Reply::Admitted(1 << 40),
             Reply::Ops {
                 ops: vec![OpRecord {
                     id: OpId::default(),

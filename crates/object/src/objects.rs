@@ -598,14 +598,19 @@ impl<W: World, S: Components> Objects<W, S> {
 
     /// One piece of I/O of a client on another host.
     async fn serve_client(&self, request: ClientRequest) -> Reply {
-        let ClientRequest { object, ticket, retry, at, io } = request;
+        let ClientRequest { object, ticket, retry, at, admission, io } = request;
         let taking = self.0.taking.borrow().get(&object).map(Notify::notified);
         if let Some(taking) = taking {
             let until = self.0.world.now() + CALL_DEADLINE * 2;
             let _ = self.0.world.timeout_at(until, taking).await;
         }
         let Some(owner) = self.0.owner(object) else { return Reply::NotOwner };
+        if io.is_change() && admission != owner.admission() {
+            sometimes!("objects.change_under_an_older_admission");
+            return Reply::Admitted(owner.admission());
+        }
         let result = match io {
+            ClientIo::Admit => return Reply::Admitted(owner.admit()),
             ClientIo::Read { len } => match owner.read(at, u64::from(len)).await {
                 Ok(data) => {
                     let crcs = crate::message::client_crcs(at, &data);
@@ -619,14 +624,17 @@ impl<W: World, S: Components> Objects<W, S> {
             },
             ClientIo::Write { crcs, data } => {
                 let work = owner.write(at, crcs, data, ticket);
+                let work = owner.under(admission, work);
                 owner.write_once(ticket, retry, at, work).await
             }
             ClientIo::Zero { len } => {
                 let work = owner.clear(OpKind::Zero, at, u64::from(len), ticket);
+                let work = owner.under(admission, work);
                 owner.write_once(ticket, retry, at, work).await
             }
             ClientIo::Discard { len } => {
                 let work = owner.clear(OpKind::Discard, at, u64::from(len), ticket);
+                let work = owner.under(admission, work);
                 owner.write_once(ticket, retry, at, work).await
             }
         };

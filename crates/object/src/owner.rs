@@ -86,6 +86,9 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub legs: RefCell<Vec<Rc<Leg>>>,
     pub locks: RangeLocks,
     next_seq: Cell<Seq>,
+    /// How many clients this owner has admitted; in the upper half its epoch, so that what an
+    /// older owner admitted is older.
+    admission: Cell<u64>,
     next_attach: Cell<u32>,
     ops: Semaphore,
     bytes: Semaphore,
@@ -152,6 +155,7 @@ impl<W: World, S: Components> Owner<W, S> {
             ctx,
             id: record.id,
             epoch: record.epoch,
+            admission: Cell::new(u64::from(record.epoch.0) << 32),
             next_seq: Cell::new(Seq(record.seq_base.0 + 1)),
             record: RefCell::new(record),
             revision: Cell::new(revision),
@@ -496,6 +500,27 @@ impl<W: World, S: Components> Owner<W, S> {
         self.submit(&leg, content, ticket, (guard, permits.0, permits.1)).await
     }
 
+    /// The newest admission of a client.
+    pub fn admission(&self) -> u64 {
+        self.0.admission.get()
+    }
+
+    /// Admits a client: changes under older admissions are refused from here on.
+    pub fn admit(&self) -> u64 {
+        self.0.admission.set(self.admission() + 1);
+        self.admission()
+    }
+
+    /// `work`, unless a client has been admitted since: it was asked for before, and what that
+    /// client has changed by now is newer.
+    pub async fn under(
+        &self,
+        admission: u64,
+        work: impl Future<Output = Result<(), Fail>>,
+    ) -> Result<(), Fail> {
+        if self.admission() != admission { Err(Fail::Stopped) } else { work.await }
+    }
+
     /// Carries out a change of another host's client, once: a request may come again after a lost
     /// answer, and the first one may even come after its retry has been answered (R21).
     pub async fn write_once(
@@ -671,7 +696,10 @@ impl<W: World, S: Components> Owner<W, S> {
                 return self.read_block_by_block(leg, range, &readers).await;
             }
             if self.now().since(held_since) > HOLD {
-                return Err(VolumeError::TimedOut("no member can be read".into()).into());
+                let hosts: Vec<_> = readers.iter().map(|m| self.0.ctx.host_name(m.host)).collect();
+                let why =
+                    format!("no copy can be read: that on {} does not answer", hosts.join(", "));
+                return Err(VolumeError::TimedOut(why).into());
             }
             self.0.ctx.world.sleep(RETRY_EVERY).await;
         }

@@ -3,7 +3,6 @@
 //!
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
-mod alloc;
 pub mod directory;
 mod disk;
 pub mod limits;
@@ -13,7 +12,6 @@ mod stream;
 mod tcp;
 mod uring;
 
-pub use alloc::PooledAlloc;
 pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};

@@ -15,10 +15,6 @@ pub const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Pieces of one device write; more are joined first (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 
-/// Free memory that a shard keeps of each of 37 sizes: 512 pieces of 1 KiB; 18 MiB in all if
-/// every size was in use at once.
-pub const LIST_BYTES_MAX: usize = 512 << 10;
-
 /// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
 pub const STREAM_BUFFER: usize = 256 << 10;
 /// Payloads up to this length are taken out of the stream buffer; of longer ones, what is not in

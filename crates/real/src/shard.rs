@@ -130,10 +130,7 @@ impl<T: Send + 'static> Shard<T> {
         M: FnOnce() -> F + Send + 'static,
     {
         let builder = Builder::new().name(name.to_owned());
-        Ok(Self(builder.spawn(move || {
-            crate::alloc::keep_on_this_thread();
-            run(async { main().await })
-        })?))
+        Ok(Self(builder.spawn(move || run(async { main().await }))?))
     }
 
     /// What `main` returned. Blocks until it has ended.

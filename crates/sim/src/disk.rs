@@ -582,6 +582,31 @@ impl SimDisk {
         flip_bit(&mut media, at / PAGE as u64, at % PAGE as u64 * 8);
     }
 
+    /// The page at `at` becomes unreadable until it is written again.
+    pub fn make_latent_at(&self, at: u64) {
+        let mut media = self.0.borrow_mut();
+        media.latent.insert(at / PAGE as u64);
+        media.note(13, at / PAGE as u64, || format!("the page at {at} becomes unreadable"));
+    }
+
+    /// Where the pages are that hold what `wanted` looks for, in order; pages of zeros are not
+    /// asked about.
+    pub fn find(&self, mut wanted: impl FnMut(u64, &[u8]) -> bool) -> Vec<u64> {
+        let media = self.0.borrow();
+        let pages = media.pages.iter().map(|(page, bytes)| (page * PAGE as u64, bytes));
+        pages.filter(|(at, bytes)| wanted(*at, &bytes[..])).map(|(at, _)| at).collect()
+    }
+
+    /// Its end is cut off, with what was there.
+    pub fn truncate(&self, len_bytes: u64) {
+        let mut media = self.0.borrow_mut();
+        media.len_bytes = len_bytes / PAGE as u64 * PAGE as u64;
+        let end = media.len_bytes / PAGE as u64;
+        media.pages.split_off(&end);
+        media.base.split_off(&end);
+        media.unflushed.retain(|w| w.at + w.data.len() as u64 <= len_bytes);
+    }
+
     /// What it holds, everything unflushed taken as made.
     pub fn image(&self) -> Image {
         Image(self.0.borrow().pages.clone())

@@ -101,6 +101,8 @@ struct Port {
 struct Link {
     cut: bool,
     slow: u64,
+    /// What was sent over it while it is slow keeps it busy until then.
+    busy: Nanos,
 }
 
 struct Inner {
@@ -146,7 +148,7 @@ impl Fabric {
             rng: RefCell::new(rng),
             profile,
             ports: RefCell::new((0..hosts).map(port).collect()),
-            links: RefCell::new(vec![Link { cut: false, slow: 1 }; n * n]),
+            links: RefCell::new(vec![Link { cut: false, slow: 1, busy: Nanos::ZERO }; n * n]),
             pairs: RefCell::default(),
             next: Cell::new(0),
             rates: Cell::default(),
@@ -225,7 +227,9 @@ impl Fabric {
     /// Latency and transfer from `from` to `to` take that many times as long.
     pub fn set_slow(&self, from: u16, to: u16, factor: u64) {
         let link = self.link_index(from, to);
-        self.0.links.borrow_mut()[link].slow = factor.max(1);
+        let mut links = self.0.links.borrow_mut();
+        links[link].slow = factor.max(1);
+        links[link].busy = Nanos::ZERO;
     }
 
     /// From now on packets go wrong at these rates.
@@ -261,22 +265,27 @@ impl Fabric {
         if from == to {
             return now + Nanos(2_000);
         }
-        let slow = self.0.links.borrow()[self.link_index(from, to)].slow;
+        let link = &mut self.0.links.borrow_mut()[self.link_index(from, to)];
+        let slow = link.slow;
         if slow > 1 {
             self.0.faults.reached(FaultKind::SlowLink);
         }
-        let transfer = Nanos(bytes * 1000 / profile.bytes_per_us) * slow;
+        let transfer = Nanos(bytes * 1000 / profile.bytes_per_us);
         let mut ports = self.0.ports.borrow_mut();
         let tx = &mut ports[usize::from(from)].tx;
         *tx = (*tx).max(now) + transfer;
-        let mut there = *tx + profile.latency * slow;
+        // A slow link holds up what goes over it, not what its sender has for others.
+        link.busy = link.busy.max(*tx) + transfer * (slow - 1);
+        let mut there = link.busy.max(*tx) + profile.latency * slow;
         if profile.jitter > Nanos::ZERO {
             there += Nanos(self.0.rng.borrow_mut().below(profile.jitter.0));
         }
         // Cut-through: receiving overlaps sending, unless the receiver is busy with another's.
         let rx = &mut ports[usize::from(to)].rx;
-        *rx = there.max(*rx + transfer);
-        *rx
+        let arrival = there.max(*rx + transfer);
+        // What trickles in over a slow link leaves room for others.
+        *rx = if slow > 1 { (*rx).max(now) + transfer } else { arrival };
+        arrival
     }
 }
 

@@ -2,18 +2,35 @@
 //!
 //! | command | what happens |
 //! | --- | --- |
-//! | `cluster hosts=3 seed=7` | first; the machines |
+//! | `cluster hosts=3 seed=7` | first; the machines. Also `disks=3` (the first is the log device, otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced) |
 //! | `volume v0 size=4MiB on=h0,h1` | its copies; all volumes come before anything else |
 //! | `write v0 via=h0 at=0 len=4KiB` | waits for the answer; also `read`, `discard`, `zero` |
+//! | ... `within=2s`, `shows=1,2,1`, `fails=full` | what the answer must be; an error that is not announced is wrong |
+//! | ... `times=100 step=1MiB`, `leaves=1s` | again and again, further on each time; given up after so long, as when the client's connection breaks |
 //! | `begin write v0 ...` | does not wait; the answer is told when it comes |
-//! | `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1` | the host |
+//! | `fill v0 via=h0 fails=full` | 4 KiB into every MiB, until that error |
+//! | `load v0 via=h2` | a client at work there until the end, or until its host dies |
+//! | `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1` | the host, or `all` |
+//! | `trap h1 polls=200`, `trap h1 polls=200 power=yes` | it dies after so many steps |
 //! | `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1` | the network |
 //! | `cut1 h0 h1`, `join1 h0 h1` | one direction of it |
 //! | `directory down`, `directory up` | the directory |
-//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `flip h1` | disks |
-//! | `slow h1 x=100`, `lose h1 writes=1` (and `=0`) | disks |
+//! | `hang h1`, `unhang h1`, `gone h1`, `back h1`, `slow h1 x=100`, `wipe h1` | disks; all of these take `disk=0` to mean one only |
+//! | `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1` | the medium: cut off; put back as it was when it was kept; exchanged |
+//! | `fault h1 lost-write`, `fault h1 none` | every operation of that kind goes wrong from now on; no more |
+//! | `flip h1`, `flip h1 in=log page=3` | a bit of any page, or of a part's n-th used page |
+//! | `rot h1 v0 at=4KiB in=log` | a bit of every copy of that block on the host's media, or in a part |
+//! | `unreadable h1 v0 at=4KiB in=slots` | the same pages fail to be read |
+//! | `scrub h1` | its stores look at everything they hold |
+//! | `reached bit-flip least=1` | the fault has had its effect; `tell bit-flip` says how often |
+//! | `passed member.refuses_an_old_epoch` | the code has come by that mark since the story's beginning |
+//! | `expect h1 block-repaired within=30s` | that text is told of that host (`-`: of none) |
+//! | `never h1 taking-over` | it has not been told |
+//! | `counted h1 checksum_errors least=1` | a counter of its stores |
 //! | `run 5s` | time passes |
 //! | `healthy within=60s` | waits until every object has all its copies |
+//!
+//! Parts of a medium are `log`, `slots`, `pages`, `journal`, `checkpoint`.
 //!
 //! At the end everything heals, and the same is checked as after a seed.
 //!
@@ -22,22 +39,27 @@
 
 use crate::checker::Kind;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::disk::DiskProfile;
+use crate::disk::{DiskProfile, Image, SimDisk};
 use crate::executor::LifeId;
-use crate::fault::DiskRates;
+use crate::fault::{DiskRates, FaultKind};
 use crate::net::NetProfile;
+use crate::pattern;
 use crate::rig::{Rig, RigSpec};
 use crate::rng::Rng;
 use crate::storage::RealStorage;
 use crate::trace::Trace;
-use crate::workload::{Book, Clear};
+use crate::workload::{Book, Clear, Mix};
 use crate::world::SimWorld;
 use atoll_format::record::Policy;
-use atoll_format::units::parse_size;
+use atoll_format::superblock::{RegionKind, Superblock};
+use atoll_format::units::{CHUNK, parse_size};
 use atoll_node::CountedVolume;
 use atoll_store::Store;
 use atoll_world::Nanos;
-use atoll_world::volume::Volumes;
+use atoll_world::components::Components;
+use atoll_world::mark;
+use atoll_world::volume::{VolumeError, Volumes};
+use futures_util::future::{Either, select};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -46,7 +68,7 @@ use std::rc::Rc;
 /// Layers whose lines are told.
 const TOLD: &[&str] = &["fault", "node", "cluster", "client"];
 /// A story ends before that.
-const STORY_MAX: Nanos = Nanos::from_secs(600);
+const STORY_MAX: Nanos = Nanos::from_secs(2_000);
 
 /// One command: its words, and its `name=value` pairs.
 struct Command {
@@ -85,6 +107,15 @@ impl Command {
 
     fn number(&self, name: &str) -> Result<u64, String> {
         parse_size(self.option(name)?).map_err(|e| self.bad(&e))
+    }
+
+    fn number_or(&self, name: &str, otherwise: u64) -> Result<u64, String> {
+        if self.options.contains_key(name) { self.number(name) } else { Ok(otherwise) }
+    }
+
+    fn span(&self, name: &str) -> Result<Option<Nanos>, String> {
+        let Some(text) = self.options.get(name) else { return Ok(None) };
+        span(text).map(Some).ok_or_else(|| self.bad(&format!("{name}=5s")))
     }
 
     fn host(&self, i: usize) -> Result<u16, String> {
@@ -129,9 +160,12 @@ pub fn play(text: &str) -> Result<String, String> {
         volumes: Vec::new(),
         clients: Vec::new(),
         placement: Some(Vec::new()),
-        ops: 0,
-        repair_delay_s: 3600,
+        ops: u64::MAX,
+        repair_delay_s: first.span("repair")?.map_or(3600, |s| s.as_secs_f64() as u32),
     };
+    let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));
+    let victim = victim.transpose()?;
+    let log_bytes = first.number_or("log", 16 << 20)?;
     for (v, command) in commands[1..].iter().enumerate() {
         if command.word(1)? != format!("v{v}") {
             return Err(command.bad("volumes are called v0, v1, ... in order"));
@@ -144,22 +178,40 @@ pub fn play(text: &str) -> Result<String, String> {
     }
     let machines = RigSpec {
         hosts,
-        disks: 1,
-        disk_bytes: 1 << 30,
+        disks: first.number_or("disks", 1)? as u16,
+        disk_bytes: first.number_or("disk", 1 << 30)?,
         disk: DiskProfile::NVME,
         net: NetProfile::GBIT_25,
     };
-    let trace = Trace::new(true);
+    let trace = Trace::of(TOLD);
     let rig = Rig::new(seed, machines, trace.clone());
-    let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(16 << 20));
-    let stage = Stage { rig: rig.clone(), cluster: cluster.clone(), open: Rc::default() };
+    let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(log_bytes));
+    let stage = Stage {
+        rig: rig.clone(),
+        cluster: cluster.clone(),
+        open: Rc::default(),
+        kept: Rc::default(),
+        victim,
+        marks: Rc::new(mark::reached()),
+    };
     let end = rig.executor().block_on(STORY_MAX, stage.tell(rest));
     cluster.judge();
     let mut told = String::new();
-    for line in trace.take_lines().iter().filter(|l| TOLD.contains(&l.layer)) {
+    let lines = trace.take_lines();
+    let mut lines = lines.iter().peekable();
+    while let Some(line) = lines.next() {
         let at = format!("+{:.1}s", line.at.as_secs_f64());
         let on = line.host.map_or("-".to_owned(), |h| format!("h{h}"));
-        writeln!(told, "{at:<8} {on:<3} {:<8} {}", line.layer, line.text).expect("to a string");
+        write!(told, "{at:<8} {on:<3} {:<8} {}", line.layer, line.text).expect("to a string");
+        // Of what is told again and again, with other numbers perhaps, the first.
+        let mut more = 0;
+        while lines
+            .next_if(|l| l.host == line.host && shape(&l.text) == shape(&line.text))
+            .is_some()
+        {
+            more += 1;
+        }
+        told += &if more > 0 { format!(" ({more} more)\n") } else { "\n".to_owned() };
     }
     let mut violations = cluster.violations();
     if end.is_err() {
@@ -173,12 +225,22 @@ pub fn play(text: &str) -> Result<String, String> {
     end.unwrap_or(Ok(())).map(|()| told)
 }
 
+/// A text without its numbers.
+fn shape(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
 #[derive(Clone)]
 struct Stage {
     rig: Rig,
     cluster: Cluster<RealStorage>,
     /// As a guest's disk is: opened once in a life of its host.
     open: Rc<RefCell<BTreeMap<(LifeId, String), Opened>>>,
+    /// What media held when a command kept it.
+    kept: Rc<RefCell<BTreeMap<String, Image>>>,
+    victim: Option<u16>,
+    /// How often the code had come by its marks before: they are the process's.
+    marks: Rc<BTreeMap<&'static str, u64>>,
 }
 
 type Opened = CountedVolume<SimWorld, Store<SimWorld>>;
@@ -201,7 +263,7 @@ impl Stage {
         }
         self.open.borrow_mut().clear();
         self.rig.heal();
-        self.cluster.finish(None).await;
+        self.cluster.finish(self.victim).await;
         Ok(())
     }
 
@@ -210,11 +272,23 @@ impl Stage {
         match c.word(0)? {
             "run" => self.wait(span(c.word(1)?).ok_or_else(|| c.bad("run 5s"))?).await,
             "begin" | "write" | "read" | "discard" | "zero" => return self.io(number, c).await,
-            "kill" => rig.kill(c.host(1)?, false),
-            "power" => rig.kill(c.host(1)?, true),
-            "start" => rig.start(c.host(1)?),
+            "fill" => return self.fill(number, c).await,
+            "load" => return self.load(number, c),
+            "kill" => self.hosts(c)?.into_iter().for_each(|h| rig.kill(h, false)),
+            "power" => self.hosts(c)?.into_iter().for_each(|h| rig.kill(h, true)),
+            "start" => self.hosts(c)?.into_iter().for_each(|h| rig.start(h)),
             "pause" => rig.pause(c.host(1)?),
             "resume" => rig.resume(c.host(1)?),
+            "trap" => {
+                let (host, power) = (c.host(1)?, c.options.contains_key("power"));
+                let life = rig.life(host).ok_or_else(|| c.bad("it is down"))?;
+                let this = rig.clone();
+                let strike = move || {
+                    this.faults().reached(FaultKind::KillAtAwait);
+                    this.kill(host, power);
+                };
+                rig.executor().trap(life, c.number("polls")?, strike);
+            }
             "isolate" => rig.isolate(c.host(1)?, true),
             "rejoin" => rig.isolate(c.host(1)?, false),
             word @ ("cut" | "join" | "cut1" | "join1") => {
@@ -225,24 +299,28 @@ impl Stage {
                 }
             }
             "directory" => rig.directory().set_down(c.word(1)? == "down"),
-            "hang" => rig.disks(c.host(1)?).iter().for_each(|d| d.set_hung(true)),
-            "unhang" => rig.disks(c.host(1)?).iter().for_each(|d| d.set_hung(false)),
-            "gone" => rig.disks(c.host(1)?).iter().for_each(|d| d.set_gone(true)),
-            "back" => rig.disks(c.host(1)?).iter().for_each(|d| d.set_gone(false)),
-            "slow" => {
-                let factor = c.number("x")?;
-                rig.disks(c.host(1)?).iter().for_each(|d| d.set_slow(factor));
-            }
-            "flip" => {
-                for disk in rig.disks(c.host(1)?) {
-                    disk.flip();
+            word @ ("reached" | "tell") => {
+                let name = c.word(1)?;
+                let kind = FaultKind::ALL.iter().find(|k| k.name() == name);
+                let kind = kind.ok_or_else(|| c.bad("no such fault"))?;
+                let (found, least) = (rig.faults().count(*kind), c.number_or("least", 1)?);
+                if word == "tell" {
+                    self.say(format!("{name}: {found} times"));
+                } else if found < least {
+                    self.cluster.violated(format!("'{}': only {found} times", c.line));
                 }
             }
-            "lose" => {
-                // Every write is acknowledged and not made, until the next command for this disk.
-                let lost = if c.number("writes")? > 0 { 1_000_000 } else { 0 };
-                let rates = DiskRates { lost, ..DiskRates::default() };
-                rig.disks(c.host(1)?).iter().for_each(|d| d.set_rates(rates));
+            "passed" => {
+                let name = c.word(1)?;
+                if hits(name) <= self.marks.get(name).copied().unwrap_or(0) {
+                    self.cluster.violated(format!("'{}': it has not", c.line));
+                }
+            }
+            "expect" | "never" => return self.expect(c).await,
+            "counted" => return self.counted(c),
+            "scrub" => {
+                let node = self.cluster.node(c.host(1)?).ok_or_else(|| c.bad("it is down"))?;
+                node.objects().members().stores().iter().for_each(|s| s.scrub(None, 1 << 30));
             }
             "healthy" => {
                 let within = span(c.option("within")?).ok_or_else(|| c.bad("within=60s"))?;
@@ -256,18 +334,171 @@ impl Stage {
                 }
                 self.say("all objects are healthy".into());
             }
-            _ => return Err(c.bad("no such command")),
+            _ => return self.disk(c),
         }
+        Ok(())
+    }
+
+    /// The host that is meant, or all.
+    fn hosts(&self, c: &Command) -> Result<Vec<u16>, String> {
+        if c.word(1)? == "all" { Ok((0..self.rig.hosts()).collect()) } else { Ok(vec![c.host(1)?]) }
+    }
+
+    /// What happens to the disks of a host, or to one of them.
+    fn disk(&self, c: &Command) -> Result<(), String> {
+        let mut disks = self.rig.disks(c.host(1)?).to_vec();
+        if c.options.contains_key("disk") {
+            let n = c.number("disk")? as usize;
+            disks = vec![disks.get(n).cloned().ok_or_else(|| c.bad("no such disk"))?];
+        }
+        for (n, disk) in disks.iter().enumerate() {
+            match c.word(0)? {
+                "hang" => disk.set_hung(true),
+                "unhang" => disk.set_hung(false),
+                "gone" => disk.set_gone(true),
+                "back" => disk.set_gone(false),
+                "wipe" => disk.wipe(),
+                "slow" => disk.set_slow(c.number("x")?),
+                "truncate" => disk.truncate(c.number("to")?),
+                "keep" => {
+                    self.kept.borrow_mut().insert(disk.name(), disk.image());
+                }
+                "restore" => {
+                    let image = self.kept.borrow().get(&disk.name()).cloned();
+                    disk.restore(image.ok_or_else(|| c.bad("nothing was kept"))?);
+                }
+                "swap" => disk.swap(&self.rig.disks(c.host(2)?)[n]),
+                "fault" => disk.set_rates(rates(c)?),
+                "flip" if !c.options.contains_key("in") => {
+                    disk.flip();
+                }
+                "flip" => {
+                    let (page, all) = (c.number("page")?, pages(disk, c, |_| true)?);
+                    let at = all.get(page as usize).ok_or_else(|| c.bad("not so many pages"))?;
+                    disk.flip_at(*at);
+                }
+                "rot" | "unreadable" => {}
+                _ => return Err(c.bad("no such command")),
+            }
+        }
+        if matches!(c.word(0)?, "rot" | "unreadable") {
+            let sector = c.number("at")? / 512;
+            let mut found = 0;
+            for disk in &disks {
+                // The volume's block is known by what it says of itself.
+                let of_block = |page: &[u8]| {
+                    pattern::tag(&page[..pattern::SECTOR], sector).is_ok_and(|tag| tag > 0)
+                };
+                for at in pages(disk, c, of_block)? {
+                    found += 1;
+                    if c.word(0)? == "rot" {
+                        disk.flip_at(at);
+                    } else {
+                        disk.make_latent_at(at);
+                    }
+                }
+            }
+            if found == 0 {
+                self.cluster.violated(format!("'{}': the block is not there", c.line));
+            }
+        }
+        Ok(())
+    }
+
+    async fn expect(&self, c: &Command) -> Result<(), String> {
+        let of = if c.word(1)? == "-" { None } else { Some(c.host(1)?) };
+        let text = c.words[2..].join(" ");
+        let ex = self.rig.executor();
+        let count = || ex.trace().count(|line| line.host == of && line.text.contains(&text)) as u64;
+        if c.word(0)? == "never" {
+            if count() > 0 {
+                self.cluster.violated(format!("'{}': it was told", c.line));
+            }
+            return Ok(());
+        }
+        let limit = ex.now() + c.span("within")?.unwrap_or(Nanos::ZERO);
+        while count() < c.number_or("least", 1)? {
+            if ex.now() >= limit {
+                self.cluster.violated(format!("'{}': it is not told", c.line));
+                break;
+            }
+            self.wait(Nanos::from_ms(50)).await;
+        }
+        Ok(())
+    }
+
+    fn counted(&self, c: &Command) -> Result<(), String> {
+        let node = self.cluster.node(c.host(1)?).ok_or_else(|| c.bad("it is down"))?;
+        let counters = node.objects().members().stores();
+        let counters = counters.iter().map(Components::counters);
+        let found: u64 = match c.word(2)? {
+            "checksum_errors" => counters.map(|c| c.checksum_errors).sum(),
+            "device_errors" => counters.map(|c| c.device_errors).sum(),
+            "blocks_copied_in" => counters.map(|c| c.blocks_copied_in).sum(),
+            "destaged_bytes" => counters.map(|c| c.destaged_bytes).sum(),
+            _ => return Err(c.bad("no such counter")),
+        };
+        let (least, most) = (c.number_or("least", 1)?, c.number_or("most", u64::MAX >> 1)?);
+        if !(least..=most).contains(&found) {
+            self.cluster.violated(format!("'{}': it stands at {found}", c.line));
+        }
+        Ok(())
+    }
+
+    fn book(&self, c: &Command, i: usize) -> Result<(String, Book), String> {
+        let name = c.word(i)?.to_owned();
+        let volume = name.strip_prefix('v').and_then(|v| v.parse::<usize>().ok());
+        let book = volume.and_then(|v| self.cluster.books().get(v)).cloned();
+        Ok((name, book.ok_or_else(|| c.bad("no such volume"))?))
+    }
+
+    async fn fill(&self, number: u32, c: &Command) -> Result<(), String> {
+        let (name, book) = self.book(c, 1)?;
+        let via = host(c.option("via")?).ok_or_else(|| c.bad("via=h0"))?;
+        let fails = c.option("fails")?;
+        for chunk in 0..book.size() / CHUNK {
+            let range = (chunk * CHUNK / 512, 8);
+            match self.attempt(&book, number, "write", &name, via, range).await {
+                Ok(_) => {}
+                Err(why) if why.contains(fails) => {
+                    self.say(format!("{}: after {chunk} MiB: {why}", c.line));
+                    return Ok(());
+                }
+                Err(why) => {
+                    self.cluster.violated(format!("'{}': {why}", c.line));
+                    return Ok(());
+                }
+            }
+        }
+        self.cluster.violated(format!("'{}': it takes everything", c.line));
+        Ok(())
+    }
+
+    fn load(&self, number: u32, c: &Command) -> Result<(), String> {
+        let (name, book) = self.book(c, 1)?;
+        let via = host(c.option("via")?).ok_or_else(|| c.bad("via=h0"))?;
+        let node = self.cluster.node(via).ok_or_else(|| c.bad("it is down"))?;
+        let life = self.rig.life(via).ok_or_else(|| c.bad("it is down"))?;
+        let pause = (Nanos::from_us(50), Nanos::from_ms(c.number_or("pause_ms", 20)?));
+        let mix = Mix { write: 60, discard: 2, zero: 2, hot: 30, len_max: 65_536, pause };
+        let mut rng = Rng::named(u64::from(number), "load");
+        let ex = self.rig.executor().clone();
+        self.rig.executor().spawn(life, async move {
+            loop {
+                if let Ok(volume) = node.open(&name).await {
+                    let rng = Rng::named(rng.next(), "load");
+                    return book.client(volume, mix, rng).await;
+                }
+                ex.sleep_until(ex.now() + Nanos::from_ms(100)).await;
+            }
+        });
         Ok(())
     }
 
     async fn io(&self, number: u32, c: &Command) -> Result<(), String> {
         let begin = usize::from(c.word(0)? == "begin");
         let what = c.word(begin)?.to_owned();
-        let name = c.word(begin + 1)?.to_owned();
-        let volume = name.strip_prefix('v').and_then(|v| v.parse::<usize>().ok());
-        let book = volume.and_then(|v| self.cluster.books().get(v)).cloned();
-        let book = book.ok_or_else(|| c.bad("no such volume"))?;
+        let (name, book) = self.book(c, begin + 1)?;
         let via = host(c.option("via")?).ok_or_else(|| c.bad("via=h0"))?;
         let (at, len) = (c.number("at")?, c.number("len")?);
         if !at.is_multiple_of(512) || !len.is_multiple_of(512) || len == 0 {
@@ -275,14 +506,53 @@ impl Stage {
         }
         let range = (at / 512, (len / 512) as u32);
         let (this, line) = (self.clone(), c.line.trim_start_matches("begin ").to_owned());
+        let (within, times) = (c.span("within")?, c.number_or("times", 1)?);
+        let (step, leaves) = (c.number_or("step", 0)? / 512, c.span("leaves")?);
+        let (shows, fails) = (c.options.get("shows").cloned(), c.options.get("fails").cloned());
         let work = async move {
-            let answer = this.attempt(&book, number, &what, &name, via, range).await;
+            let ex = this.rig.executor();
+            let mut answer = Ok(String::new());
+            for n in 0..times {
+                let begun = ex.now();
+                let range = (range.0 + n * step, range.1);
+                let attempt = this.attempt(&book, number, &what, &name, via, range);
+                let Some(leaves) = leaves else {
+                    answer = attempt.await;
+                    let took = ex.now().since(begun);
+                    if within.is_some_and(|most| took > most) {
+                        this.cluster.violated(format!("'{line}' took {took:?}"));
+                    }
+                    continue;
+                };
+                let gone = std::pin::pin!(this.wait(leaves));
+                match select(std::pin::pin!(attempt), gone).await {
+                    Either::Left((done, _)) => answer = done,
+                    Either::Right(_) => {
+                        this.say(format!("{line}: the client has left"));
+                        return;
+                    }
+                }
+            }
+            let right = match (&answer, &fails, &shows) {
+                (Ok(shown), None, Some(wanted)) => {
+                    shown.trim_start_matches("shows ").replace([' ', '[', ']'], "") == *wanted
+                }
+                (Ok(_), None, None) => true,
+                (Err(why), Some(wanted), _) => why.contains(wanted.as_str()),
+                _ => false,
+            };
+            let answer = answer.unwrap_or_else(|why| why);
             this.say(format!("{line}: {answer}"));
+            if !right {
+                this.cluster.violated(format!("'{line}' was answered: {answer}"));
+            }
         };
         if begin == 1 {
             // In the host's life: it dies with it.
             let life = self.rig.life(via).unwrap_or(LifeId::HARNESS);
             self.rig.executor().spawn(life, work);
+            // What comes next meets it under way.
+            self.wait(Nanos::from_us(20)).await;
         } else {
             work.await;
         }
@@ -297,16 +567,24 @@ impl Stage {
         name: &str,
         via: u16,
         range: (u64, u32),
-    ) -> String {
+    ) -> Result<String, String> {
+        // A host that has just been started takes a moment, unless it cannot open its disks.
+        let limit = self.rig.executor().now() + Nanos::from_secs(40);
+        while self.rig.is_up(via)
+            && self.cluster.node(via).is_none()
+            && self.rig.executor().now() < limit
+        {
+            self.wait(Nanos::from_ms(10)).await;
+        }
         let (Some(node), Some(life)) = (self.cluster.node(via), self.rig.life(via)) else {
-            return format!("h{via} is down");
+            return Err(format!("h{via} is down"));
         };
         let open = self.open.borrow().get(&(life, name.to_owned())).cloned();
         let volume = match open {
             Some(volume) => volume,
             None => match node.open(name).await {
                 Ok(volume) => volume,
-                Err(error) => return error.to_string(),
+                Err(error) => return Err(error.to_string()),
             },
         };
         self.open.borrow_mut().insert((life, name.to_owned()), volume.clone());
@@ -317,7 +595,7 @@ impl Stage {
                 match read {
                     Ok(mut tags) => {
                         tags.dedup();
-                        return format!("shows {tags:?}");
+                        return Ok(format!("shows {tags:?}"));
                     }
                     Err(error) => Err(error),
                 }
@@ -332,8 +610,59 @@ impl Stage {
             _ => book.change(&volume, number, Kind::Zero, Clear::Zero, range, &mut rng).await,
         };
         match result {
-            Ok(()) => "done".into(),
-            Err(error) => error.to_string(),
+            Ok(()) => Ok("done".into()),
+            Err(VolumeError::Gone) => {
+                self.open.borrow_mut().remove(&(life, name.to_owned()));
+                Err(VolumeError::Gone.to_string())
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
+}
+
+fn hits(name: &str) -> u64 {
+    mark::reached().get(name).copied().unwrap_or(0)
+}
+
+/// Rates at which every operation of one kind goes wrong.
+fn rates(c: &Command) -> Result<DiskRates, String> {
+    const ALWAYS: u32 = 1_000_000;
+    let mut rates = DiskRates::default();
+    *match c.word(2)? {
+        "none" => return Ok(rates),
+        "read-error" => &mut rates.read_error,
+        "write-error" => &mut rates.write_error,
+        "flush-error" => &mut rates.flush_error,
+        "disk-full" => &mut rates.full,
+        "lost-write" => &mut rates.lost,
+        "torn-write" => &mut rates.torn,
+        "misdirected-write" => &mut rates.misdirected_write,
+        "misdirected-read" => &mut rates.misdirected_read,
+        _ => return Err(c.bad("no such fault of a disk")),
+    } = ALWAYS;
+    Ok(rates)
+}
+
+/// Where the used pages are that a command means: in all parts of a medium or one, and as wanted.
+fn pages(disk: &SimDisk, c: &Command, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u64>, String> {
+    let kinds: &[RegionKind] = match c.options.get("in").map(String::as_str) {
+        None => return Ok(disk.find(|_, page| wanted(page))),
+        Some("log") => &[RegionKind::Log],
+        Some("slots") => &[RegionKind::Slots],
+        Some("pages") => &[RegionKind::Pages],
+        Some("journal") => &[RegionKind::Journal],
+        Some("checkpoint") => &[RegionKind::CheckpointA, RegionKind::CheckpointB],
+        Some(_) => return Err(c.bad("no such part of a medium")),
+    };
+    let mut label = None;
+    disk.find(|at, page| {
+        if at == 0 {
+            label = Superblock::decode(page, 0).ok();
+        }
+        false
+    });
+    let label = label.ok_or_else(|| c.bad("the medium has no label"))?;
+    let parts: Vec<_> = label.regions.iter().filter(|r| kinds.contains(&r.kind)).collect();
+    let inside = |at| parts.iter().any(|r| (r.at..r.at + r.len).contains(&at));
+    Ok(disk.find(|at, page| inside(at) && wanted(page)))
 }

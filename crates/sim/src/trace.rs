@@ -26,6 +26,8 @@ const LINES_MAX: usize = 2_000_000;
 struct Inner {
     hash: Cell<u64>,
     recording: Cell<bool>,
+    /// Only lines of these are kept, if there are any.
+    layers: &'static [&'static str],
     lines: RefCell<Vec<Line>>,
     dropped: Cell<u64>,
 }
@@ -37,9 +39,19 @@ pub struct Trace(Rc<Inner>);
 impl Trace {
     /// An empty one; lines are kept only if `recording`.
     pub fn new(recording: bool) -> Self {
+        Self::made(recording, &[])
+    }
+
+    /// An empty one that keeps the lines of these layers.
+    pub fn of(layers: &'static [&'static str]) -> Self {
+        Self::made(true, layers)
+    }
+
+    fn made(recording: bool, layers: &'static [&'static str]) -> Self {
         Self(Rc::new(Inner {
             hash: Cell::new(0xcbf2_9ce4_8422_2325),
             recording: Cell::new(recording),
+            layers,
             lines: RefCell::default(),
             dropped: Cell::new(0),
         }))
@@ -62,7 +74,7 @@ impl Trace {
     ) {
         self.mix(at.0);
         self.mix(fact);
-        if self.0.recording.get() {
+        if self.keeps(layer) {
             self.keep(Line { at, host, layer, text: text() });
         }
     }
@@ -76,9 +88,14 @@ impl Trace {
             word[..piece.len()].copy_from_slice(piece);
             self.mix(u64::from_le_bytes(word));
         }
-        if self.0.recording.get() {
+        if self.keeps(layer) {
             self.keep(Line { at, host, layer, text });
         }
+    }
+
+    fn keeps(&self, layer: &str) -> bool {
+        let layers = self.0.layers;
+        self.0.recording.get() && (layers.is_empty() || layers.contains(&layer))
     }
 
     fn keep(&self, line: Line) {
@@ -98,6 +115,11 @@ impl Trace {
     /// The hash of everything up to now.
     pub fn hash(&self) -> u64 {
         self.0.hash.get()
+    }
+
+    /// How many of the lines kept so far are as wanted.
+    pub fn count(&self, wanted: impl Fn(&Line) -> bool) -> usize {
+        self.0.lines.borrow().iter().filter(|line| wanted(line)).count()
     }
 
     /// Takes the lines kept so far.

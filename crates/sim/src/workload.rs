@@ -95,6 +95,10 @@ impl Book {
     pub fn is_over(&self) -> bool {
         self.0.stop.get() || self.0.ops_left.get() == 0
     }
+    /// Bytes of the volume.
+    pub fn size(&self) -> u64 {
+        self.0.size.get()
+    }
     /// Clients that are at work.
     pub fn running(&self) -> u32 {
         self.0.running.get()

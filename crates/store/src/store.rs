@@ -248,9 +248,15 @@ impl<W: World> Store<W> {
     }
 }
 
+/// What the sender of a message of an older epoch is told (R1).
+fn older(c: &Component) -> StoreError {
+    sometimes!("store.refuses_an_old_epoch");
+    StoreError::Fenced { fenced: c.queued_fence }
+}
+
 fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
     if session.epoch < c.queued_fence {
-        return Err(StoreError::Fenced { fenced: c.queued_fence });
+        return Err(older(c));
     }
     if session != c.queued_session {
         return Err(StoreError::Session { open: c.queued_session });
@@ -423,7 +429,7 @@ impl<W: World> Components for Store<W> {
             let c = state.find_mut(id)?;
             check_lost(c)?;
             if session.epoch < c.queued_fence {
-                return Err(StoreError::Fenced { fenced: c.queued_fence });
+                return Err(older(c));
             }
             if session <= c.queued_session {
                 return Err(StoreError::Session { open: c.queued_session });

@@ -18,6 +18,7 @@ mod supervisor;
 use crate::cli::args::{DevCommand, DevName, DevStart, DevStop};
 use crate::cli::out::{Failure, Row, Run};
 use crate::cli::{Context, interrupted};
+use crate::lock::DataDir;
 use atoll_api::envelope::{List, Named};
 use atoll_api::{Code, Problem};
 use plan::Plan;
@@ -163,6 +164,7 @@ async fn stop(context: &Context, name: Option<String>, dir: &Path) -> Run {
     }
     match ask(dir, Ask::StopAll).await {
         Ok(_) => {
+            await_end(&plan::absolute(dir)?).await;
             context.out.note("everything has stopped");
             Ok(())
         }
@@ -178,6 +180,19 @@ async fn stop(context: &Context, name: Option<String>, dir: &Path) -> Run {
             Ok(())
         }
         Err(problem) => Err(problem.into()),
+    }
+}
+
+/// Returns when the supervisor, which has answered, has let go of its directory too: a start right
+/// after is not refused.
+async fn await_end(dir: &Path) {
+    for _ in 0..500 {
+        match DataDir::lock(dir) {
+            Err(problem) if problem.code == Code::DataDirInUse => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            _ => return,
+        }
     }
 }
 

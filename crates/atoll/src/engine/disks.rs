@@ -14,7 +14,7 @@ use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
 use atoll_format::superblock::{Shape, Superblock};
 use atoll_real::{Backend, OpenError, OpenOptions, RealDisk};
 use atoll_store::{FormatError, FormatSpec, Inspection, OpenSpec, format_group, inspect, wipe};
-use atoll_world::{Components, Disk, World};
+use atoll_world::{Components, Disk, Nanos, World};
 use std::cell::RefCell;
 use std::path::Path;
 
@@ -48,29 +48,57 @@ impl Slot {
     }
 }
 
+/// How long a disk that is in use is waited for at the start of a daemon.
+const IN_USE_MAX: Nanos = Nanos::from_secs(10);
+const IN_USE_RETRY: Nanos = Nanos::from_ms(100);
+
 /// Opens a disk for this process alone.
 ///
 /// # Errors
 /// [`Code::BadDisk`] names the path and what to do.
 pub fn open(path: &Path, backend: config::Backend) -> Result<RealDisk, Problem> {
+    open_now(path, backend).map_err(|e| refusal(&e))
+}
+
+/// As [`open`], at the start of a daemon: the one before it may have been killed in the middle of
+/// I/O, and keeps its disks until the kernel has ended that.
+async fn open_again(
+    world: &HostWorld,
+    path: &Path,
+    backend: config::Backend,
+) -> Result<RealDisk, Problem> {
+    let until = world.now() + IN_USE_MAX;
+    loop {
+        match open_now(path, backend) {
+            Err(OpenError::InUse { .. }) if world.now() < until => {
+                world.sleep(IN_USE_RETRY).await;
+            }
+            other => return other.map_err(|e| refusal(&e)),
+        }
+    }
+}
+
+fn open_now(path: &Path, backend: config::Backend) -> Result<RealDisk, OpenError> {
     let backend = match backend {
         config::Backend::Auto => Backend::Auto,
         config::Backend::Uring => Backend::Uring,
         config::Backend::Threads => Backend::Threads,
     };
-    RealDisk::open(path, OpenOptions { backend, read_only: false }).map_err(|e| {
-        let hint = match &e {
-            OpenError::Open { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
-                "is it plugged in? the configuration lists it under [[group]]"
-            }
-            OpenError::Open { .. } => "the daemon must be able to read and write it",
-            OpenError::InUse { .. } => "unmount it, or stop whoever uses it",
-            OpenError::NotADisk { .. } => "list a block device or a file under [[group]]",
-            OpenError::NoDirectIo { .. } => "list another device under [[group]]",
-            OpenError::Backend(_) => "io.backend = \"auto\" falls back to threads",
-        };
-        Problem::new(Code::BadDisk, e.to_string()).hint(hint)
-    })
+    RealDisk::open(path, OpenOptions { backend, read_only: false })
+}
+
+fn refusal(error: &OpenError) -> Problem {
+    let hint = match error {
+        OpenError::Open { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
+            "is it plugged in? the configuration lists it under [[group]]"
+        }
+        OpenError::Open { .. } => "the daemon must be able to read and write it",
+        OpenError::InUse { .. } => "unmount it, or stop whoever uses it",
+        OpenError::NotADisk { .. } => "list a block device or a file under [[group]]",
+        OpenError::NoDirectIo { .. } => "list another device under [[group]]",
+        OpenError::Backend(_) => "io.backend = \"auto\" falls back to threads",
+    };
+    Problem::new(Code::BadDisk, error.to_string()).hint(hint)
 }
 
 /// What is on a disk, in words; none if it is empty.
@@ -112,7 +140,7 @@ pub async fn start(
     let mut disks = Vec::new();
     let mut labels = Vec::new();
     for path in &slot.config.disks {
-        let disk = open(path, backend)?;
+        let disk = open_again(world, path, backend).await?;
         let found = look(&disk, path).await?;
         let shown = path.display();
         match found {
