@@ -70,7 +70,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 }
                 group.trimmed.notify_all();
                 let now = group.world.now();
-                rest_until = now + rest(&group.state.borrow(), now.since(begun));
+                rest_until = now + rest(&group.state.borrow(), now, now.since(begun));
             }
         }
         group.state.borrow_mut().mover_asleep = false;
@@ -89,10 +89,14 @@ fn end_round(state: &mut State) {
 }
 
 /// How long to pause after a round that took `took`.
-fn rest(state: &State, took: Nanos) -> Nanos {
+fn rest(state: &State, now: Nanos, took: Nanos) -> Nanos {
     let fill = state.log_fill();
     if state.head_waits || fill >= limits::FILL_URGENT {
         return Nanos::ZERO;
+    }
+    if now >= state.last_write + limits::IDLE_DESTAGE {
+        // No writer to give way to; readers get half.
+        return took;
     }
     let below = u64::from(limits::FILL_URGENT - fill.max(limits::FILL_DESTAGE));
     took * (4 * below) / u64::from(limits::FILL_URGENT - limits::FILL_DESTAGE)

@@ -99,6 +99,9 @@ pub const EVENTS_MAX: usize = 1_024;
 pub const CACHE_PER_TIB: u64 = 128 << 20;
 /// Smallest page cache.
 pub const CACHE_MIN: u64 = 4 << 20;
+/// Smallest page cache by default: the pages of 8 GiB. A read whose page is not in memory costs
+/// the device two.
+pub const CACHE_DEFAULT_MIN: u64 = 32 << 20;
 /// Dirty block records in memory per TiB (16 bytes each: 64 MiB).
 pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 /// Smallest bound of dirty block records: 1 MiB.

@@ -359,7 +359,8 @@ pub(crate) fn memory(geometry: &Geometry, spec: &OpenSpec) -> Memory {
     let capacity: u64 = geometry.capacity.iter().map(|c| c.slots.len).sum();
     let per_tib = |amount: u64| ((u128::from(amount) * u128::from(capacity)) >> 40) as u64;
     let cache_bytes =
-        spec.cache_bytes.unwrap_or(per_tib(limits::CACHE_PER_TIB)).max(limits::CACHE_MIN);
+        spec.cache_bytes.unwrap_or(per_tib(limits::CACHE_PER_TIB).max(limits::CACHE_DEFAULT_MIN));
+    let cache_bytes = cache_bytes.max(limits::CACHE_MIN);
     let overlay_blocks = spec
         .dirty_bytes
         .map_or(per_tib(limits::OVERLAY_PER_TIB), |b| b / limits::OVERLAY_ENTRY_BYTES)
