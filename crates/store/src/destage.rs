@@ -400,7 +400,8 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
                     good = (crc(&block) == pending.crc).then_some(block);
                 }
             }
-            if good.is_none() {
+            // A device that gives no answer says nothing about its blocks.
+            if good.is_none() && group.failed.borrow().is_none() {
                 sometimes!("store.destage.bad_log_block");
                 let block = tasks[t].chunk * BLOCKS_PER_CHUNK + u32::from(pending.block());
                 group.state.borrow_mut().mark_bad(tasks[t].local, block);
