@@ -257,8 +257,8 @@ impl Book {
         let first = rng.within(from, to - 1).min(total - len);
         if rng.below(2) == 0 {
             let first = first / 8 * 8;
-            // Of the longer ones, a whole chunk: stores write those past their log. From what was drawn
-            // already, so that other seeds stay what they are.
+            // Of the longer ones, a whole chunk: stores write those past their log. From what was
+            // drawn already, so that other seeds stay what they are.
             let chunk = CHUNK / SECTOR as u64;
             if len * 4 > chunk && total >= chunk {
                 return ((first / chunk).min(total / chunk - 1) * chunk, chunk as u32);

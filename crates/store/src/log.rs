@@ -285,7 +285,8 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
 
 /// Takes out operations whose bytes were lost: their senders' end is the answer.
 fn drop_lost(state: &mut State, queue: &mut LogQueue) {
-    while let Some(item) = queue.items.pop_front_if(|item| item.is_lost()) {
+    while queue.items.front().is_some_and(Item::is_lost) {
+        let Some(item) = queue.items.pop_front() else { break };
         let Effect::Place { local, op, slot, .. } = item.effect else { continue };
         if let Some(c) = state.components.get(&local) {
             let space = &mut state.space[usize::from(c.device)];
