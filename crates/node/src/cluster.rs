@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Between attempts to reach the directory.
 const RETRY_EVERY: Nanos = Nanos::from_ms(500);
 /// A watch that says nothing for this long is doubted: list again.
-const RELIST_EVERY: Nanos = Nanos::from_secs(30);
+const RELIST_EVERY: Nanos = Nanos::from_secs(5);
 /// How often hosts are asked how they are.
 const POLL_EVERY: Nanos = Nanos::from_secs(2);
 /// A status older than this says nothing about now.

@@ -116,6 +116,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     pub world: W,
     pub host: HostId,
     pub incarnation: Incarnation,
+    /// When this life began.
+    pub started: Nanos,
     peers: OnceCell<Peers<W, HostService<W, S>>>,
     pub members: Members<W, S>,
     owners: RefCell<BTreeMap<ObjectId, Owner<W, S>>>,
@@ -235,6 +237,7 @@ impl<W: World, S: Components> Objects<W, S> {
             members: Members::new(world.clone(), stores),
             host: identity.host,
             incarnation: identity.incarnation,
+            started: world.now(),
             peers: OnceCell::new(),
             owners: RefCell::default(),
             taking: RefCell::default(),

@@ -15,7 +15,7 @@ use crate::change::{Swapped, swap};
 use crate::leg::{Leg, Member, Role};
 use crate::limits::{
     CALL_DEADLINE, DIRECTORY_DEADLINE, FENCE_DEADLINE, MEND, READ_DEADLINE, RECONCILE_AT_ONCE,
-    RETRY_EVERY,
+    RETRY_EVERY, START_PATIENCE,
 };
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
@@ -190,10 +190,12 @@ async fn fence_one<W: World, S: Components>(
     let world = &ctx.world;
     let (component, epoch) = (member.component, record.epoch);
     let fence = || Request::Fence { object: record.id, component, epoch };
-    let until = world.now() + FENCE_DEADLINE;
-    // A host that cannot be reached gets a moment to come up, not the whole wait of a lease.
-    let reach_until = world.now() + MEND;
+    // A host that cannot be reached gets a moment to come up, not the whole wait of a lease. But
+    // one that has just started itself may not know yet where the others are: without patience it
+    // would drop every copy but its own.
+    let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
     loop {
+        let until = world.now() + FENCE_DEADLINE;
         match ctx.peers().call(member.host, Lane::Control, fence(), until).await {
             Ok(Reply::Promise { .. }) => break,
             Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {

@@ -96,7 +96,7 @@ fn a_crash_of_the_owner_at_any_step_of_a_change_of_its_members_loses_nothing() {
 #[test]
 fn a_power_loss_of_all_hosts_at_any_moment_and_again_in_recovery_loses_nothing() {
     let mut lost = 0;
-    for n in 0..16u64 {
+    for n in 0..24u64 {
         let story = format!(
             "cluster hosts=3 seed={n}
             {START}
@@ -116,7 +116,7 @@ fn a_power_loss_of_all_hosts_at_any_moment_and_again_in_recovery_loses_nothing()
             write v0 via=h1 at=8KiB len=4KiB within=10s
             healthy within=60s
             tell unflushed-lost",
-            100 + n * 397,
+            100 + n * 397 + n * n,
             5 + n * n * 17,
             n % 3,
         );
