@@ -13,8 +13,8 @@ pub const RENEW_EVERY: Nanos = Nanos::from_ms(500);
 pub const LATE: Nanos = Nanos::from_ms(1_300);
 /// How long a broken connection to a member may take to come back before it is dropped.
 pub const MEND: Nanos = Nanos::from_ms(1_000);
-/// For how long after its start a host gives others it cannot reach the benefit of the doubt when it
-/// takes an object over: a round of looking for hosts, and connecting.
+/// For how long after its start a host is patient with others that it cannot reach when it takes
+/// an object over: a round of looking for hosts, and connecting.
 pub const START_PATIENCE: Nanos = Nanos::from_secs(6);
 /// How often an owner looks for late operations and lost leases.
 pub const WATCH_EVERY: Nanos = Nanos::from_ms(100);
