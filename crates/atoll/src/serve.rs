@@ -56,15 +56,18 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     }
     let control = EngineControl::new(near, config.host_name.clone(), host.to_string());
     let mut rest = std::pin::pin!(listeners.serve(control, stop));
-    tokio::select! {
+    let shard_ended = tokio::select! {
         biased;
-        _ = &mut end => {}
-        () = &mut rest => {}
-    }
+        _ = &mut end => true,
+        () = &mut rest => false,
+    };
     // Whichever ended first, the other one ends now.
     let _ = give_up.send(true);
-    rest.await;
-    let _ = (&mut end).await;
+    if shard_ended {
+        rest.await;
+    } else {
+        let _ = end.await;
+    }
     let outcome = tokio::task::spawn_blocking(move || shard.join()).await;
     match outcome {
         Ok(Ok(done)) => Ok(done?),

@@ -177,8 +177,14 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         Route::Local(_) => None,
                         Route::Remote(host) => Some(*host),
                     };
-                    match attempt(route, retry).await {
+                    let attempted = attempt(route, retry).await;
+                    if !matches!(attempted, Attempt::Answered(_) | Attempt::Again) {
+                        objects.forget_route(self.0.id);
+                    }
+                    match attempted {
                         Attempt::Answered(result) => return result,
+                        Attempt::Again if self.world().now() < until => continue,
+                        Attempt::Again => "other clients come all the time".to_string(),
                         Attempt::NotSent => "its owner cannot be reached".to_string(),
                         Attempt::Unknown => {
                             sometimes!("client.outcome_unknown_retries");
@@ -265,7 +271,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         Ok(Reply::Admitted(newest)) => {
                             sometimes!("client.another_client_was_admitted");
                             self.0.admission.set(Some(newest));
-                            Attempt::NotSent
+                            Attempt::Again
                         }
                         other => Attempt::from(other),
                     }
@@ -371,6 +377,8 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 /// What came of one attempt.
 enum Attempt<T> {
     Answered(Result<T, VolumeError>),
+    /// It had no effect, and is to be tried again at once.
+    Again,
     /// It had no effect.
     NotSent,
     /// It may have had its effect.

@@ -123,6 +123,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     owners: RefCell<BTreeMap<ObjectId, Owner<W, S>>>,
     /// Objects that this host is taking over at this moment.
     taking: RefCell<BTreeMap<ObjectId, Notify>>,
+    /// Where owners were found: I/O asks the directory only when that has failed.
+    routes: RefCell<BTreeMap<ObjectId, OwnerRecord>>,
     /// When an owner was first found out of reach.
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
     /// Takeovers that failed: how long the last pause is, and until when.
@@ -241,6 +243,7 @@ impl<W: World, S: Components> Objects<W, S> {
             peers: OnceCell::new(),
             owners: RefCell::default(),
             taking: RefCell::default(),
+            routes: RefCell::default(),
             missed: RefCell::default(),
             pauses: RefCell::default(),
             events: RefCell::default(),
@@ -448,6 +451,14 @@ impl<W: World, S: Components> Objects<W, S> {
         if self.0.stopping.get() {
             return Err(TakeoverError::Gone);
         }
+        let known = self.0.routes.borrow().get(&object).copied();
+        if let Some(owner) = known {
+            let peer = self.0.peers().peer(owner.host);
+            if peer.connected && peer.incarnation == Some(owner.incarnation) {
+                return Ok(Route::Remote(owner.host));
+            }
+            self.forget_route(object);
+        }
         let (record, revision) = load(&self.0.world, object).await?;
         if let Some(owner) = record.owner
             && owner.host != self.0.host
@@ -457,6 +468,7 @@ impl<W: World, S: Components> Objects<W, S> {
             let restarted = peer.incarnation.is_some_and(|i| i != owner.incarnation);
             if peer.connected && !restarted {
                 self.0.missed.borrow_mut().remove(&object);
+                self.0.routes.borrow_mut().insert(object, owner);
                 return Ok(Route::Remote(owner.host));
             }
             let now = self.0.world.now();
@@ -467,6 +479,11 @@ impl<W: World, S: Components> Objects<W, S> {
             }
         }
         self.take(object, (record, revision)).await
+    }
+
+    /// The owner did not answer as one: the directory is asked the next time.
+    pub(crate) fn forget_route(&self, object: ObjectId) {
+        self.0.routes.borrow_mut().remove(&object);
     }
 
     /// Takes over, one attempt at a time.
