@@ -331,6 +331,11 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// All chunks of a component with operations past `since`.
     pub async fn chunks_since(&self, end: &End, since: Seq) -> Result<BTreeSet<u32>, Fail> {
+        let size = {
+            let record = self.0.record.borrow();
+            let of = record.members().find(|(_, m)| m.component == end.component);
+            of.map_or(0, |(leg, _)| record.leg_chunks(leg))
+        };
         let mut all = BTreeSet::new();
         let mut first = 0;
         loop {
@@ -338,7 +343,9 @@ impl<W: World, S: Components> Owner<W, S> {
             let request = Request::ChunksSince { component, epoch, since, first };
             match self.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
                 Ok(Reply::Chunks { chunks, more }) => {
-                    all.extend(chunks.iter().map(|&(chunk, _)| chunk));
+                    // A member whose log was damaged may list chunks of what had its place before.
+                    let inside = chunks.iter().filter(|&&(chunk, _)| chunk < size);
+                    all.extend(inside.map(|&(chunk, _)| chunk));
                     match chunks.last() {
                         Some(&(last, _)) if more => first = last + 1,
                         _ => return Ok(all),

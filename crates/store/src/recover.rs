@@ -931,6 +931,9 @@ async fn has_batches<W: World>(
     Ok(decode_batch(&header, at, salt).is_ok())
 }
 
+/// More local numbers than a damaged part of the log can have given away.
+const LOCALS_SKIPPED: u32 = 1 << 14;
+
 /// Damage was found: says so, marks what may be missing, and lets older records of the log not
 /// win over what was destaged later.
 async fn mark_damage<W: World>(devices: &[Device<W>], state: &mut State, scan: &Scan) {
@@ -941,6 +944,9 @@ async fn mark_damage<W: World>(devices: &[Device<W>], state: &mut State, scan: &
     if !scan.unknown {
         return;
     }
+    // Creations may be among what is missing: their local numbers are not used again, or records of
+    // two components would meet under one should the log be readable again.
+    state.next_local = state.next_local.saturating_add(LOCALS_SKIPPED);
     for c in state.components.values_mut() {
         let until = Seq((c.promise.newest.0 + OPS_IN_FLIGHT_MAX).min(SEQ_MAX - 1));
         c.doubt_until = c.doubt_until.max(until);

@@ -470,7 +470,11 @@ impl State {
             LogKind::Delete => return self.apply_delete(local, place.segment),
             _ => {}
         }
-        let Some(c) = self.components.get_mut(&local) else { return };
+        let Some(c) = self.components.get_mut(&local) else {
+            // Deleted, or its creation was lost with a part of the log.
+            self.next_local = self.next_local.max(local.saturating_add(1));
+            return;
+        };
         if kind != LogKind::Committed || op.seq.get() > c.promise.committed.0 {
             c.unsaved_from.get_or_insert(place.segment);
         }
