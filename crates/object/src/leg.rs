@@ -85,8 +85,6 @@ pub(crate) struct Op {
     pub decided: Cell<bool>,
     /// Wakes the task that drives it: membership or session changed.
     pub poke: Notify,
-    /// Members (slots) it has to be sent to again, in a new session.
-    pub resend: RefCell<Vec<u8>>,
     /// Calls that were made for it elsewhere, for the task that drives it.
     pub fresh: Fresh,
 }
@@ -218,20 +216,28 @@ impl Leg {
         }
     }
 
-    /// A session has been opened to a member: everything in flight is to be sent again in it, and
-    /// what was acknowledged in another no longer counts (R2, F10).
-    pub fn on_attached(&self, slot: u8, session: Session, life: Option<Incarnation>) {
-        {
-            let mut members = self.members.borrow_mut();
-            let Some(member) = members.iter_mut().find(|m| m.slot == slot) else { return };
+    /// A session has been opened to a member: what was acknowledged in another no longer counts
+    /// (R2, F10). Returns what is to be sent again in this one, in order.
+    #[must_use]
+    pub fn on_attached(
+        &self,
+        slot: u8,
+        session: Session,
+        life: Option<Incarnation>,
+    ) -> Vec<Rc<Op>> {
+        let attached = self.with_member(slot, |member| {
             member.session = session;
             member.life = life;
             member.unacked.clear();
+        });
+        if attached.is_none() {
+            return Vec::new();
         }
-        for op in self.in_flight() {
+        let again = self.in_flight();
+        for op in &again {
             op.acked.set(op.acked.get() & !(1 << slot));
-            op.resend.borrow_mut().push(slot);
         }
+        again
     }
 
     /// The member of that slot.
@@ -347,7 +353,6 @@ mod tests {
             acked: Cell::new(0),
             decided: Cell::new(false),
             poke: Notify::default(),
-            resend: RefCell::default(),
             fresh: Fresh::default(),
         })
     }
@@ -382,13 +387,31 @@ mod tests {
         leg.on_ack(&op, 0, old);
         leg.on_ack(&op, 1, old);
         let new = Session { attach: 2, ..old };
-        leg.on_attached(1, new, None);
+        let again = leg.on_attached(1, new, None);
         assert!(!leg.decide(&op), "member 1 has to acknowledge again");
         leg.on_ack(&op, 1, old);
         assert!(!leg.decide(&op));
         leg.on_ack(&op, 1, new);
         assert!(leg.decide(&op));
-        assert_eq!(*op.resend.borrow(), vec![1]);
+        assert_eq!(again.iter().map(|op| op.id.seq).collect::<Vec<_>>(), [Seq(1)]);
+    }
+
+    #[test]
+    fn everything_in_flight_is_sent_again_in_order_and_nothing_else() {
+        let leg = Leg::new(0, vec![member(0, Role::Active), member(1, Role::Active)], Seq(0));
+        let session = leg.member(0).expect("there").session;
+        let ops = [op(1), op(2), op(3), op(4)];
+        for op in &ops {
+            leg.begin(op.clone());
+        }
+        for slot in [0, 1] {
+            leg.on_ack(&ops[1], slot, session);
+        }
+        assert!(leg.decide(&ops[1]));
+        let again = leg.on_attached(1, Session { attach: 2, ..session }, None);
+        assert_eq!(again.iter().map(|op| op.id.seq.0).collect::<Vec<_>>(), [1, 3, 4]);
+        let nobody = leg.on_attached(7, session, None);
+        assert!(nobody.is_empty(), "there is no such member");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Members that fail: brought back in a new session if that is quick, else dropped by a change of
 //! the record before anything is acknowledged without them.
 
-use crate::leg::{Leg, Role};
+use crate::leg::{Leg, Member, Role};
 use crate::limits::{CALL_DEADLINE, MEND, RETRY_EVERY, WATCH_EVERY};
 use crate::message::{Reply, Request};
 use crate::objects::Event;
@@ -144,9 +144,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 Err(Trouble::Stale)
             }
             Ok(Reply::Promise { .. }) => {
-                leg.on_attached(slot, session, self.life_of(member.host));
-                self.resend(leg, slot);
-                leg.poke_all();
+                self.on_attached(leg, slot, session, self.life_of(member.host));
                 Ok(())
             }
             Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
@@ -241,13 +239,17 @@ impl<W: World, S: Components> Owner<W, S> {
     /// A member whose host has restarted gets a new session at once, also when nothing is asked of
     /// it: what it may have lost must be known before it is the only one left (`store.md` S7).
     fn watch_lives(&self, leg: &Rc<Leg>) {
-        let members = leg.members.borrow().clone();
-        for m in members.iter().filter(|m| m.role.receives() && !m.mending && m.life.is_some()) {
-            let life = self.life_of(m.host);
-            if life.is_some() && life != m.life {
-                sometimes!("watch.member_has_restarted");
-                self.on_trouble(leg, m.slot, m.session, Trouble::Link);
-            }
+        let has_restarted = |m: &&Member| {
+            let now = self.life_of(m.host);
+            m.role.receives() && !m.mending && m.life.is_some() && now.is_some() && now != m.life
+        };
+        let restarted: Vec<(u8, Session)> = {
+            let members = leg.members.borrow();
+            members.iter().filter(has_restarted).map(|m| (m.slot, m.session)).collect()
+        };
+        for (slot, session) in restarted {
+            sometimes!("watch.member_has_restarted");
+            self.on_trouble(leg, slot, session, Trouble::Link);
         }
     }
 

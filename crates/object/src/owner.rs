@@ -20,7 +20,7 @@ use crate::ranges::{RangeGuard, RangeLocks};
 use crate::tickets::Key;
 use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, HostId, ObjectId, OpId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, HostId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
@@ -245,14 +245,21 @@ impl<W: World, S: Components> Owner<W, S> {
         calls.push(call.map(move |reply| (slot, session, reply)).boxed_local());
     }
 
-    /// Sends everything in flight again to a member with a new session, in order (R2).
-    pub(crate) fn resend(&self, leg: &Leg, slot: u8) {
-        for op in leg.in_flight() {
-            op.resend.borrow_mut().clear();
+    /// A session has been opened to a member: everything in flight is sent to it again at once and
+    /// in order, before anything new can be (R2).
+    pub(crate) fn on_attached(
+        &self,
+        leg: &Leg,
+        slot: u8,
+        session: Session,
+        life: Option<Incarnation>,
+    ) {
+        for op in leg.on_attached(slot, session, life) {
             let calls = Calls::new();
             self.send(leg, slot, &op, &calls);
             op.fresh.0.borrow_mut().extend(calls);
         }
+        leg.poke_all();
     }
 
     /// Replicates one operation whose range is locked; returns when it is decided.
@@ -288,7 +295,6 @@ impl<W: World, S: Components> Owner<W, S> {
             acked: Cell::new(0),
             decided: Cell::new(false),
             poke: Notify::default(),
-            resend: RefCell::default(),
             fresh: Default::default(),
         });
         leg.begin(op.clone());

@@ -249,9 +249,7 @@ impl<W: World, S: Components> Owner<W, S> {
             return false;
         }
         leg.with_member(slot, |m| m.role = Role::Resyncing { from });
-        leg.on_attached(slot, session, life);
-        self.resend(leg, slot);
-        leg.poke_all();
+        self.on_attached(leg, slot, session, life);
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
         true
     }

@@ -407,11 +407,24 @@ fn long_listings_and_many_requests_at_once_are_answered_whole() {
     });
 }
 
-/// Not a test by itself: the server process that the crash test kills.
+/// Started by a test, in a folder: the server process, until it is killed. By itself: that such a
+/// process answers, and leaves a socket that the next one takes over.
 #[test]
-#[ignore = "started by the crash test"]
 fn child_serves() {
-    let Some(folder) = std::env::var_os("ATOLL_TEST_DIRECTORY").map(PathBuf::from) else { return };
+    let Some(folder) = std::env::var_os("ATOLL_TEST_DIRECTORY").map(PathBuf::from) else {
+        let place = Place::new();
+        on_a_shard(async {
+            for life in 1..=2u64 {
+                let child = start_child(&place);
+                let client = connect_to_child(&place).await;
+                let reply = client.txn(put("life", life.to_string())).await.expect("answered");
+                assert_eq!(done(reply), Revision(life));
+                drop(child);
+                assert!(place.socket().exists(), "a killed server leaves its socket");
+            }
+        });
+        return;
+    };
     let socket = std::env::var_os("ATOLL_TEST_SOCKET").map(PathBuf::from);
     on_a_shard(async {
         let server = DirectoryServer::open(&folder.join("directory.db")).expect("the file opens");
@@ -432,13 +445,23 @@ impl Drop for KillOnDrop {
 
 fn start_child(place: &Place) -> KillOnDrop {
     let child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "child_serves", "--ignored", "--nocapture"])
+        .args(["--exact", "child_serves", "--nocapture"])
         .env("ATOLL_TEST_DIRECTORY", place.folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("a child");
     KillOnDrop(child)
+}
+
+/// A client of a server that may not listen yet.
+async fn connect_to_child(place: &Place) -> DirectoryClient {
+    loop {
+        match DirectoryClient::connect(&place.socket()).await {
+            Ok(client) => return client,
+            Err(error) => assert!(matches!(error, DirectoryError::Unavailable(_)), "{error}"),
+        }
+    }
 }
 
 /// What one writer knows: the last acknowledged round of its keys, and one that is unknown.
@@ -457,12 +480,7 @@ fn a_server_killed_under_load_keeps_every_acknowledged_transaction_whole() {
     let place = Place::new();
     let mut child = start_child(&place);
     on_a_shard(async move {
-        let client = loop {
-            match DirectoryClient::connect(&place.socket()).await {
-                Ok(client) => break client,
-                Err(error) => assert!(matches!(error, DirectoryError::Unavailable(_)), "{error}"),
-            }
-        };
+        let client = connect_to_child(&place).await;
         let stop = Rc::new(Cell::new(false));
         let known = Rc::new(RefCell::new([Known::default(); WRITERS]));
         // Every writer has its own connection, and writes three keys at once, guarded by the
@@ -579,7 +597,7 @@ fn a_full_disk_refuses_writes_serves_reads_and_takes_deletes() {
         return;
     }
     let script = "mount -t tmpfs -o size=4m tmpfs \"$0\" && \
-                  exec \"$1\" --exact child_serves --ignored --nocapture";
+                  exec \"$1\" --exact child_serves --nocapture";
     let child = in_namespace(script)
         .arg(std::env::current_exe().expect("this program"))
         .env("ATOLL_TEST_DIRECTORY", &small)

@@ -27,8 +27,9 @@ struct Model {
     unsure: BTreeMap<u64, bool>,
     next_id: u64,
     acked_seq: BTreeMap<u64, u64>,
-    /// Every acknowledged operation: a number that a crash has swallowed unacknowledged is not.
-    acked: BTreeSet<(u64, u64)>,
+    /// Operations above every acknowledged one that a crash has swallowed: as this owner does not
+    /// send them again, their numbers stay gaps.
+    swallowed: BTreeSet<(u64, u64)>,
 }
 
 impl Model {
@@ -125,7 +126,6 @@ impl Run {
         model.done(component, first, ids);
         let acked = model.acked_seq.entry(component).or_insert(0);
         *acked = (*acked).max(seq);
-        model.acked.insert((component, seq));
         Ok(())
     }
 
@@ -154,7 +154,7 @@ impl Run {
         model.blocks.retain(|(c, _), _| *c != component);
         model.seq.remove(&component);
         model.acked_seq.remove(&component);
-        model.acked.retain(|(c, _)| *c != component);
+        model.swallowed.retain(|(c, _)| *c != component);
         Ok(())
     }
 }
@@ -181,19 +181,23 @@ fn verify(images: &[Image], model: &Shared, context: &str) -> Machine {
             model.blocks.retain(|(c, _), _| *c != component);
             model.seq.remove(&component);
             model.acked_seq.remove(&component);
-            model.acked.retain(|(c, _)| *c != component);
+            model.swallowed.retain(|(c, _)| *c != component);
         }
     }
     assert_eq!(here, model.sessions.keys().copied().collect::<Vec<_>>(), "{context}");
-    for &component in model.sessions.keys() {
+    let Model { sessions, seq, acked_seq, swallowed, .. } = &mut *model;
+    for &component in sessions.keys() {
         let status = store.status(ComponentId(component)).expect("listed");
-        let acked = model.acked_seq.get(&component).copied().unwrap_or(0);
+        let acked = acked_seq.get(&component).copied().unwrap_or(0);
+        let issued = seq.get(&component).copied().unwrap_or(0);
         assert!(status.promise.newest >= Seq(acked), "{context}: newest");
         let listed = store.uncommitted(ComponentId(component)).expect("listed");
+        let listed: BTreeSet<u64> = listed.iter().map(|op| op.id.seq.0).collect();
         let missing = (status.promise.committed.0 + 1..=acked)
-            .filter(|&seq| model.acked.contains(&(component, seq)))
-            .find(|&seq| !listed.iter().any(|op| op.id.seq.0 == seq));
+            .find(|&seq| !listed.contains(&seq) && !swallowed.contains(&(component, seq)));
         assert_eq!(missing, None, "{context}: an operation above committed is not listed");
+        let lost = (acked + 1..=issued).filter(|seq| !listed.contains(seq));
+        swallowed.extend(lost.map(|seq| (component, seq)));
     }
     let keys: Vec<(u64, u32)> = model.blocks.keys().copied().collect();
     for (component, block) in keys {
