@@ -1,6 +1,7 @@
 """Disks that rot, vanish, come back old, are exchanged, copied, emptied, full."""
 
 import errno
+import json
 import os
 import shutil
 import time
@@ -158,8 +159,9 @@ class Exchanged(Filled):
             self.cluster.kill(host)
         disks.swap(self.disk(one), self.disk(other))
         for host in (one, other):
-            self.cluster.start(host)
-        # Used in the new place or refused; put back, everything is there.
+            self.cluster.start(host, serving=False)
+            self.assert_refused(host, self.disk(host), "moved here, or a copy")
+        # Refused in the new place; put back, everything is there.
         for host in (one, other):
             self.cluster.kill(host)
         disks.swap(self.disk(one), self.disk(other))
@@ -178,9 +180,42 @@ class Exchanged(Filled):
         disks.copy(self.disk(member), os.path.join(os.path.dirname(kept), "clone"))
         os.rename(os.path.join(self.directory, "clone"), self.disk_path(rest, kept))
         self.cluster.start(rest, serving=False)
+        self.assert_refused(rest, self.disk_path(rest, kept), "moved here, or a copy")
         for host in (owner, member):
             self.assert_contents(host)
         self.assertEqual(set(self.members(owner)), {owner, member})
+
+    @row("46: the same disk twice in one host: the second is refused")
+    def test_cloned_beside(self):
+        _, member, _ = self.roles()
+        original, clone = self.disk(member), os.path.join(self.directory, "clone")
+        config = os.path.join(self.cluster.host_dir(member), "atoll.toml")
+
+        def twice():
+            disks.copy(original, clone)
+            with open(config, "a", encoding="utf-8") as f:
+                f.write(f'\n[[group]]\ndisks = ["{clone}"]\n')
+
+        self.restart(member, twice)
+        self.assert_refused(member, clone, f"runs on {original}")
+        self.assert_contents(member)
+        self.cluster.wait_healthy()
+
+    def assert_refused(self, host, path, why):
+        """A host says why it does not use a disk, in its disk list and as an event."""
+
+
+        def here():
+            listed = self.cluster.cli("disk", "list", "-o", "json", host=host, check=False)
+            if listed.returncode != 0:
+                return []
+            disks = json.loads(listed.stdout)["items"]
+            return [d for d in disks if d["host"] == f"host{host}" and d["path"] == path]
+
+        [disk] = wait_until(f"host{host} to list its disks", here, 30, 0.2)
+        self.assertNotEqual(disk["state"], "in-use")
+        self.assertIn(why, disk["detail"])
+        self.assert_event("disk-unusable")
 
     def disk_path(self, host, kept):
         return os.path.join(self.cluster.host_dir(host), "disk1.img")

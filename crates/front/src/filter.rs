@@ -65,9 +65,14 @@ macro_rules! volume_by_before {
             self.before(Kind::Zero, at, len).await?;
             self.inner().zero(at, len, flags).await
         }
-        async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, VolumeError> {
+        async fn extents(
+            &self,
+            at: u64,
+            len: u64,
+            most: usize,
+        ) -> Result<Vec<Extent>, VolumeError> {
             self.before(Kind::Extents, at, len).await?;
-            self.inner().extents(at, len).await
+            self.inner().extents(at, len, most).await
         }
     };
 }

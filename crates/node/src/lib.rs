@@ -228,8 +228,9 @@ impl<W: World, S: Components> atoll_world::Volume for CountedVolume<W, S> {
         &self,
         at: u64,
         len: u64,
+        most: usize,
     ) -> Result<Vec<atoll_world::volume::Extent>, VolumeError> {
-        self.volume.extents(at, len).await
+        self.volume.extents(at, len, most).await
     }
 }
 

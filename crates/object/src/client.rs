@@ -17,6 +17,7 @@ use atoll_transport::CallError;
 use atoll_world::sync::Semaphore;
 use atoll_world::volume::{Extent, VolumeInfo, ZeroFlags};
 use atoll_world::{Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, sometimes};
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -453,18 +454,22 @@ impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
         self.clear_range(kind, at, len).await
     }
 
-    async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, VolumeError> {
+    async fn extents(&self, at: u64, len: u64, most: usize) -> Result<Vec<Extent>, VolumeError> {
         let len = len.min(CHUNK * EXTENT_STRIPS_MAX - at % CHUNK);
-        let work = self.pieces(at, len)?.into_iter();
-        let work = work.map(|(at, len)| self.extents_of(at, len));
-        let parts: Vec<Vec<Extent>> =
-            futures_util::stream::iter(work).buffered(PIECES_MAX).try_collect().await?;
-        let mut merged: Vec<Extent> = Vec::new();
-        for extent in parts.into_iter().flatten() {
-            match merged.last_mut() {
-                Some(last) if last.kind == extent.kind => last.len += extent.len,
-                _ => merged.push(extent),
+        let pieces = self.pieces(at, len)?;
+        let (mut merged, mut left, mut together) = (Vec::<Extent>::new(), pieces.as_slice(), 1);
+        // One strip, then more and more of them: those who ask for one extent at a time of a range
+        // of gigabytes (qemu-img) do not make us look at all of it each time.
+        while !left.is_empty() && merged.len() <= most {
+            let (now, later) = left.split_at(left.len().min(together));
+            let looked = now.iter().map(|&(at, len)| self.extents_of(at, len));
+            for extent in try_join_all(looked).await?.into_iter().flatten() {
+                match merged.last_mut() {
+                    Some(last) if last.kind == extent.kind => last.len += extent.len,
+                    _ => merged.push(extent),
+                }
             }
+            (left, together) = (later, PIECES_MAX.min(together * 2));
         }
         Ok(merged)
     }

@@ -121,7 +121,7 @@ impl Volume for Toy {
     async fn zero(&self, at: u64, len: u64, _: ZeroFlags) -> Result<(), VolumeError> {
         self.change(at, &Buf::zeros(len as usize)).await
     }
-    async fn extents(&self, _: u64, _: u64) -> Result<Vec<Extent>, VolumeError> {
+    async fn extents(&self, _: u64, _: u64, _: usize) -> Result<Vec<Extent>, VolumeError> {
         Err(VolumeError::Unsupported)
     }
 }

@@ -99,8 +99,14 @@ pub trait Volume: Clone + 'static {
         len: u64,
         flags: ZeroFlags,
     ) -> impl Future<Output = Result<(), VolumeError>>;
-    /// What the range holds, in order, merged; may stop early but covers at least one block.
-    fn extents(&self, at: u64, len: u64) -> impl Future<Output = Result<Vec<Extent>, VolumeError>>;
+    /// What the range holds, in order, merged. Covers at least one block, and may stop early; looks
+    /// no further than it must once it has found more than `most`.
+    fn extents(
+        &self,
+        at: u64,
+        len: u64,
+        most: usize,
+    ) -> impl Future<Output = Result<Vec<Extent>, VolumeError>>;
 }
 
 /// A name in the list of exports.

@@ -373,8 +373,8 @@ impl Engine {
             let record = mine.and_then(|(record, ..)| {
                 record.groups.iter().find(|record| Some(record.id) == group)
             });
-            let (name, cluster) = (&self.config.host_name, running.cluster.id);
-            all.extend(disks::describe(slot, name, cluster, self.config.backend, record).await);
+            let (name, identity) = (&self.config.host_name, self.identity(&running.cluster));
+            all.extend(disks::describe(slot, name, identity, self.config.backend, record).await);
         }
         Ok(all)
     }
@@ -385,9 +385,9 @@ impl Engine {
         request: DiskWipeRequest,
         dry_run: bool,
     ) -> Result<DiskWipe, Problem> {
-        let cluster = self.running()?.cluster.id;
+        let identity = self.identity(&self.running()?.cluster);
         let (name, backend) = (&self.config.host_name, self.config.backend);
-        let wiped = disks::erase(&self.slots, name, cluster, backend, &request, dry_run).await?;
+        let wiped = disks::erase(&self.slots, name, identity, backend, &request, dry_run).await?;
         if !dry_run {
             let message = format!("{} was wiped: {}", wiped.path, wiped.erased);
             self.running()?.node.note(Severity::Warning, "disk-wiped", None, message);
@@ -413,9 +413,8 @@ impl Engine {
                 let detail = format!("host {} has no [[group]] of {shown}", self.config.host_name);
                 Problem::new(Code::NotFound, detail).hint(hint).field("disks")
             })?;
-        let (cluster, backend) = (running.cluster.id, self.config.backend);
-        let made =
-            disks::create(&running.world, slot, cluster, self.host, backend, dry_run).await?;
+        let (identity, backend) = (self.identity(&running.cluster), self.config.backend);
+        let made = disks::create(&running.world, slot, identity, backend, dry_run).await?;
         let shape =
             if slot.config.all_flash { GroupShape::AllFlash } else { GroupShape::SingleTier };
         let mut group = Group {

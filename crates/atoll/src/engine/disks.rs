@@ -1,9 +1,10 @@
 //! Disks and disk groups of this host: what the configuration lists, what is found there, and the
 //! stores that run on it.
 //!
-//! Invariants: a group starts by itself only from labels of this cluster; disks are formatted and
-//! wiped only by command, and never one of a running group; what cannot be used is said in the
-//! log and in the disk list, and keeps nothing else from starting.
+//! Invariants: a group starts by itself only from labels of this host in this cluster, and once: a
+//! copy of a disk is refused wherever it is found; disks are formatted and wiped only by command,
+//! and never one of a running group; what cannot be used is said in the log and in the disk list,
+//! and keeps nothing else from starting.
 
 use super::{HostStore, HostWorld};
 use crate::config::{self, Config, GroupConfig};
@@ -101,16 +102,33 @@ fn refusal(error: &OpenError) -> Problem {
     Problem::new(Code::BadDisk, error.to_string()).hint(hint)
 }
 
+/// Whose disks are meant: this host's, in its cluster.
+#[derive(Clone, Copy)]
+pub struct Identity {
+    pub cluster: ClusterId,
+    pub host: HostId,
+}
+
+impl Identity {
+    /// A label without a host is from before hosts were noted on it.
+    fn has(self, label: &Superblock) -> bool {
+        label.cluster == self.cluster && [HostId(0), self.host].contains(&label.host)
+    }
+}
+
 /// What is on a disk, in words; none if it is empty.
-fn contents(found: &Inspection, cluster: ClusterId) -> Option<String> {
+fn contents(found: &Inspection, identity: Identity) -> Option<String> {
     match found {
         Inspection::Empty => None,
-        Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
-            Some(format!("disk group {} of this cluster", superblock.group))
-        }
         Inspection::Ours { superblock, .. } => {
-            let (group, theirs) = (superblock.group, superblock.cluster);
-            Some(format!("disk group {group} of another cluster ({theirs})"))
+            let (group, host) = (superblock.group, superblock.host);
+            Some(if superblock.cluster != identity.cluster {
+                format!("disk group {group} of another cluster ({})", superblock.cluster)
+            } else if !identity.has(superblock) {
+                format!("disk group {group} of host {host} of this cluster: moved here, or a copy")
+            } else {
+                format!("disk group {group} of this cluster")
+            })
         }
         Inspection::Foreign { what } => Some(format!("foreign data: {what}")),
         Inspection::Unsupported(e) => Some(format!("a disk group of another version: {e}")),
@@ -127,15 +145,16 @@ async fn look(disk: &RealDisk, path: &Path) -> Result<Inspection, Problem> {
 /// A store that runs, and what the cluster is told of it.
 pub type Started = (HostStore, GroupRecord);
 
-/// Starts the group on the disks of a slot, if they carry one of this cluster.
+/// Starts the group on the disks of a slot, if they carry one of this host that does not run yet.
 ///
 /// # Errors
 /// Why not; nothing was changed.
 pub async fn start(
     world: &HostWorld,
     slot: &Slot,
-    cluster: ClusterId,
+    identity: Identity,
     backend: config::Backend,
+    running: &[Started],
 ) -> Result<Started, Problem> {
     let mut disks = Vec::new();
     let mut labels = Vec::new();
@@ -144,7 +163,17 @@ pub async fn start(
         let found = look(&disk, path).await?;
         let shown = path.display();
         match found {
-            Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
+            Inspection::Ours { superblock, .. } if identity.has(&superblock) => {
+                let group = superblock.group;
+                if let Some((_, other)) = running.iter().find(|(_, other)| other.id == group) {
+                    let there: Vec<&str> = other.disks.iter().map(|d| d.path.as_str()).collect();
+                    let there = there.join(", ");
+                    return Err(Problem::new(
+                        Code::ForeignDisk,
+                        format!("disk '{shown}' is a copy: disk group {group} runs on {there}"),
+                    )
+                    .hint(format!("unplug one of them; `atoll disk wipe {shown}` erases this")));
+                }
                 labels.push(*superblock);
             }
             Inspection::Empty => {
@@ -152,7 +181,7 @@ pub async fn start(
                     .hint(format!("atoll group create {}", slot.paths().join(" "))));
             }
             other => {
-                let what = contents(&other, cluster).unwrap_or_default();
+                let what = contents(&other, identity).unwrap_or_default();
                 return Err(Problem::new(
                     Code::ForeignDisk,
                     format!("disk '{shown}' holds {what}: it is left alone"),
@@ -162,7 +191,7 @@ pub async fn start(
         }
         disks.push(disk);
     }
-    run(world, slot, disks, &labels, cluster).await
+    run(world, slot, disks, &labels, identity.cluster).await
 }
 
 async fn run(
@@ -203,8 +232,7 @@ async fn run(
 pub async fn create(
     world: &HostWorld,
     slot: &Slot,
-    cluster: ClusterId,
-    host: HostId,
+    identity: Identity,
     backend: config::Backend,
     dry_run: bool,
 ) -> Result<Option<Started>, Problem> {
@@ -215,7 +243,7 @@ pub async fn create(
     let mut disks = Vec::new();
     for path in &slot.config.disks {
         let disk = open(path, backend)?;
-        if let Some(what) = contents(&look(&disk, path).await?, cluster) {
+        if let Some(what) = contents(&look(&disk, path).await?, identity) {
             let shown = path.display();
             return Err(Problem::new(Code::ForeignDisk, format!("disk '{shown}' holds {what}"))
                 .hint(format!("atoll disk wipe {shown} erases it")));
@@ -226,8 +254,8 @@ pub async fn create(
         return Ok(None);
     }
     let spec = FormatSpec {
-        cluster,
-        host,
+        cluster: identity.cluster,
+        host: identity.host,
         group: GroupId(world.random()),
         shape: slot.shape(),
         log_bytes: slot.config.log_bytes,
@@ -247,14 +275,14 @@ pub async fn create(
             _ => Problem::new(code, detail),
         }
     })?;
-    run(world, slot, disks, &labels.disks, cluster).await.map(Some)
+    run(world, slot, disks, &labels.disks, identity.cluster).await.map(Some)
 }
 
 /// What the disks of a slot are at this moment. `failed` is why its running group is out of use.
 pub async fn describe(
     slot: &Slot,
     host: &str,
-    cluster: ClusterId,
+    identity: Identity,
     backend: config::Backend,
     record: Option<&GroupRecord>,
 ) -> Vec<DiskItem> {
@@ -278,7 +306,7 @@ pub async fn describe(
             item.state = if record.healthy { DiskState::InUse } else { DiskState::Failed };
             item.detail.clone_from(&record.failure);
         } else {
-            examine(&mut item, path, cluster, backend).await;
+            examine(&mut item, path, identity, backend).await;
             if item.state == DiskState::Idle {
                 let trouble = slot.trouble.borrow();
                 item.detail = format!("{}; {trouble}", item.detail);
@@ -290,7 +318,7 @@ pub async fn describe(
 }
 
 /// Looks at a disk that no running group uses.
-async fn examine(item: &mut DiskItem, path: &Path, cluster: ClusterId, backend: config::Backend) {
+async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: config::Backend) {
     let disk = match open(path, backend) {
         Ok(disk) => disk,
         Err(problem) => {
@@ -309,14 +337,14 @@ async fn examine(item: &mut DiskItem, path: &Path, cluster: ClusterId, backend: 
             return;
         }
     };
-    item.detail = contents(&found, cluster).unwrap_or_default();
+    item.detail = contents(&found, identity).unwrap_or_default();
     item.state = match found {
         Inspection::Empty if item.size_bytes < atoll_store::limits::DEVICE_MIN => {
             item.detail = "smaller than 1 GiB".into();
             DiskState::Unusable
         }
         Inspection::Empty => DiskState::Empty,
-        Inspection::Ours { superblock, .. } if superblock.cluster == cluster => {
+        Inspection::Ours { superblock, .. } if identity.has(&superblock) => {
             item.id = Some(superblock.disk.to_string());
             item.group = Some(superblock.group.to_string());
             DiskState::Idle
@@ -333,7 +361,7 @@ async fn examine(item: &mut DiskItem, path: &Path, cluster: ClusterId, backend: 
 pub async fn erase(
     slots: &[Slot],
     host: &str,
-    cluster: ClusterId,
+    identity: Identity,
     backend: config::Backend,
     request: &DiskWipeRequest,
     dry_run: bool,
@@ -351,7 +379,7 @@ pub async fn erase(
             .hint("take it out of the configuration and restart the host first"));
     }
     let disk = open(path, backend)?;
-    let what = contents(&look(&disk, path).await?, cluster);
+    let what = contents(&look(&disk, path).await?, identity);
     if let (Some(what), false) = (&what, request.force) {
         return Err(Problem::new(Code::WouldRiskData, format!("{shown} holds {what}"))
             .hint("force erases it"));

@@ -284,8 +284,8 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
         };
         self.count(self.inner.zero(at, len, flags), add).await
     }
-    async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, VolumeError> {
-        self.inner.extents(at, len).await
+    async fn extents(&self, at: u64, len: u64, most: usize) -> Result<Vec<Extent>, VolumeError> {
+        self.inner.extents(at, len, most).await
     }
 }
 

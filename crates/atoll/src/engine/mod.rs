@@ -183,16 +183,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Whose labels this host takes for its own.
+    fn identity(&self, cluster: &ClusterRecord) -> disks::Identity {
+        disks::Identity { cluster: cluster.id, host: self.host }
+    }
+
     async fn start(&self, net: RealNet, data: &DataDir) -> Result<Vec<HostStore>, Problem> {
         let directory = self.directory().await;
         let world = RealWorld::new(net, directory)
             .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))?;
         let cluster = self.join(&world, data).await?;
         self.say("this host is opening its disks".into());
+        let identity = self.identity(&cluster);
         let mut groups = Vec::new();
         let mut troubles = Vec::new();
         for slot in &self.slots {
-            match disks::start(&world, slot, cluster.id, self.config.backend).await {
+            match disks::start(&world, slot, identity, self.config.backend, &groups).await {
                 Ok(started) => groups.push(started),
                 Err(problem) => {
                     let hint = problem.hint.as_deref().unwrap_or_default();

@@ -193,7 +193,7 @@ async fn extents<V: Volume>(
     let mut ranges: Vec<Status> = Vec::new();
     let mut covered = 0;
     while covered < len {
-        let found = volume.extents(at + covered, len - covered).await?;
+        let found = volume.extents(at + covered, len - covered, most - ranges.len()).await?;
         let before = covered;
         for Extent { len: extent, kind } in found {
             let extent = extent.min(len - covered);
