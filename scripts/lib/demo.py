@@ -269,6 +269,11 @@ class Demo:
 
     def summary(self):
         s = self.screen
+        if self.longest >= self.during_stall:
+            why = "the serving daemon was killed; QEMU's own retry steps included"
+        else:
+            why = "a copy was lost"
+        longest = f"{duration_text(max(self.longest, self.during_stall))} ({why})"
         s.line()
         s.line("Summary: nothing was lost")
         s.table(
@@ -285,11 +290,7 @@ class Demo:
                     "after both kills",
                     f"{self.rate(self.after)}, longest stall {duration_text(self.after_stall)}",
                 ),
-                (
-                    "longest stall",
-                    f"{duration_text(max(self.longest, self.during_stall))} "
-                    "(the serving daemon was killed; QEMU's own retry steps included)",
-                ),
+                ("longest stall", longest),
                 ("bytes resynced", bytes_text(self.resynced)),
                 ("recorded writes", f"{count_text(self.writes)}, lost 0, wrong 0"),
                 ("file system", "clean"),

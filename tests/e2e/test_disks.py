@@ -424,9 +424,11 @@ class StateFull(ClusterTest):
             self.assertTrue(mine, "no client uses the host")
             self.assertLess(load.longest(full, workers=mine), 2.0)
             self.assertEqual(self.cluster.pid(self.host), pid, "the daemon ended")
+            self.assert_event("state-full", host=self.host)
             with Client(self.cluster.nbd(self.host), self.volume) as client:
                 client.read(0, 4096)
             os.unlink(self.filler)
+            self.assert_event("state-has-room", host=self.host)
             self.cluster.wait_healthy()
             load.finish()
 

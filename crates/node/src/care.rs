@@ -153,6 +153,10 @@ impl<W: World, S: Components> Node<W, S> {
                 let message = format!("disk group {group}: {what}");
                 self.note(Severity::Warning, "log-damage", None, message);
             }
+            StoreEvent::LogFull(what) => {
+                let message = format!("disk group {group}: {what}");
+                self.note(Severity::Warning, "log-full", None, message);
+            }
             StoreEvent::Slow(what) => {
                 let message = format!("disk group {group}: {what}");
                 self.note(Severity::Warning, "slow-device", None, message);

@@ -4,12 +4,13 @@
 
 use crate::device::{Device, DeviceError};
 use crate::journal::JournalPosition;
+use crate::limits;
 use crate::log::LogQueue;
 use crate::state::State;
 use atoll_format::id::GroupId;
-use atoll_world::World;
 use atoll_world::components::{StoreError, StoreEvent};
 use atoll_world::sync::Notify;
+use atoll_world::{Nanos, World, sometimes};
 use std::cell::{Cell, RefCell};
 
 /// See the file.
@@ -34,6 +35,8 @@ pub(crate) struct Group<W: World> {
     pub ended: Notify,
     /// Close was called: no new operations, tasks end when they are done.
     pub closing: Cell<bool>,
+    /// When a writer was last slowed by a full log.
+    pub slowed_at: Cell<Option<Nanos>>,
     pub log_ended: Cell<bool>,
     pub mover_ended: Cell<bool>,
 }
@@ -50,6 +53,21 @@ impl<W: World> Group<W> {
             Some(why) => Err(StoreError::Failed(why.clone())),
             None if self.closing.get() => Err(StoreError::Failed("it is being closed".into())),
             None => Ok(()),
+        }
+    }
+
+    /// A writer is slowed by a full log; said once for as long as that lasts.
+    pub(crate) fn slowed(&self) {
+        sometimes!("store.append.slowed");
+        let now = self.world.now();
+        let before = self.slowed_at.replace(Some(now));
+        if before.is_none_or(|at| now.since(at) > limits::SLOWED_QUIET) {
+            let mut state = self.state.borrow_mut();
+            let percent = u32::from(state.log_fill()) * 100 / 255;
+            state.event(StoreEvent::LogFull(format!(
+                "the log is {percent} % full and writers are slowed: blocks come in faster than \
+                 its disks take them from there"
+            )));
         }
     }
 

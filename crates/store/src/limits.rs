@@ -72,6 +72,8 @@ pub const FILL_URGENT: u8 = 160;
 pub const FILL_SLOW: u8 = 184;
 /// Largest delay of one write.
 pub const DELAY_MAX: Nanos = Nanos::from_ms(100);
+/// That writers are slowed is told again only after none was for so long.
+pub const SLOWED_QUIET: Nanos = Nanos::from_secs(60);
 /// Without writes for so long, the log is destaged to its end.
 pub const IDLE_DESTAGE: Nanos = Nanos::from_secs(2);
 /// Without writes for so long, a checkpoint is taken.

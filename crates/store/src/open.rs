@@ -165,6 +165,7 @@ impl<W: World> Store<W> {
             trimmed: Notify::default(),
             ended: Notify::default(),
             closing: Cell::new(false),
+            slowed_at: Cell::new(None),
             log_ended: Cell::new(false),
             mover_ended: Cell::new(false),
             world: world.clone(),

@@ -468,7 +468,7 @@ impl<W: World> Components for Store<W> {
         self.durable(wait).await?;
         let delay = self.delay(local);
         if delay > Nanos::ZERO {
-            sometimes!("store.append.slowed");
+            self.group.slowed();
             self.group.world.sleep(delay).await;
         }
         Ok(())

@@ -168,6 +168,8 @@ pub enum StoreEvent {
     Failed(String),
     /// The log was damaged below its durable end; the blocks are marked bad.
     LogDamage(String),
+    /// Writers are slowed: the log is nearly full.
+    LogFull(String),
     /// A device answers much slower than it did.
     Slow(String),
 }

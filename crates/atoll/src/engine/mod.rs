@@ -9,6 +9,7 @@ mod admin;
 mod control;
 mod disks;
 pub mod meter;
+mod room;
 
 pub use control::EngineControl;
 
@@ -229,6 +230,8 @@ impl Engine {
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }
+        // Ends with the shard.
+        tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
         let nbd = Server::new(world.clone(), volumes, Limits::default());
         let running = Running { node, world, cluster, nbd };

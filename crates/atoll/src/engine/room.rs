@@ -1,0 +1,44 @@
+//! The file system of this host's state (identity, sockets, perhaps its log): the data path does
+//! not need it, but whoever looks for what went wrong does.
+
+use super::HostNode;
+use atoll_node::Severity;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How often it is looked at.
+const EVERY: Duration = Duration::from_secs(5);
+/// Below so many bytes it counts as full, and from twice as many on no longer.
+const LOW: u64 = 1 << 20;
+
+/// Tells when the file system of that directory becomes full, and when it has room again.
+pub async fn watch(node: HostNode, directory: PathBuf) {
+    let mut full = false;
+    let shown = directory.display().to_string();
+    loop {
+        let of = directory.clone();
+        // It may be a file system that hangs.
+        let found = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&of)).await;
+        match found {
+            Ok(Ok(stat)) => {
+                let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+                let now_full = free < if full { 2 * LOW } else { LOW };
+                if now_full && !full {
+                    let message = format!(
+                        "the file system of {shown} is full ({free} bytes left): volumes are \
+                         served as before, but logs are lost and a restart may fail; make room"
+                    );
+                    node.note(Severity::Error, "state-full", None, message);
+                } else if full && !now_full {
+                    let message = format!("the file system of {shown} has room again");
+                    node.note(Severity::Info, "state-has-room", None, message);
+                }
+                full = now_full;
+            }
+            Ok(Err(e)) => tracing::warn!("{shown}: {e}"),
+            // The daemon is ending.
+            Err(_) => return,
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
