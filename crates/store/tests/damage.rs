@@ -608,6 +608,62 @@ fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
 }
 
 #[test]
+fn a_scrub_at_rate_zero_stops_the_one_that_runs() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    store.scrub(None, 4096 * 10);
+    m.world.pass(Nanos::from_ms(1_500));
+    assert!(!store.scrub_progress().idle);
+    store.scrub(None, 0);
+    let stopped = store.scrub_progress();
+    assert!(stopped.idle && stopped.blocks_checked < stopped.blocks_total, "{stopped:?}");
+    // What was being read when it was stopped still counts.
+    m.world.pass(Nanos::from_secs(5));
+    let stopped = store.scrub_progress();
+    m.world.pass(Nanos::from_secs(60));
+    assert_eq!(store.scrub_progress(), stopped, "nothing is looked at any more");
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked == 92, "{progress:?}");
+    assert_eq!(progress.blocks_total, 92, "known once it is done");
+}
+
+#[test]
+fn a_scrub_of_a_group_that_fails_does_not_run_for_ever() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    store.scrub(None, 4096 * 10);
+    m.world.pass(Nanos::from_ms(1_500));
+    m.disks[0].fail_writes();
+    m.world.run(async {
+        let _ = store.append(ID, FIRST, write_op(900, 1_999, &[42])).await;
+    });
+    m.world.pass(Nanos::from_secs(10));
+    assert!(store.failed().is_some());
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked < progress.blocks_total, "{progress:?}");
+}
+
+#[test]
+fn a_scrub_counts_what_lies_under_tags_that_cannot_be_read() {
+    let images = lived_in(1);
+    let m = Machine::new(1, &images);
+    let (pages, len) = region(&images[0], RegionKind::Pages);
+    m.disks[0].fail_reads(pages, len);
+    let store = m.store();
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let first = store.scrub_progress();
+    // Four chunks at home; of two of them something is newer in the log.
+    assert!(first.idle && first.blocks_bad > 256, "{first:?}");
+    assert!(first.blocks_checked >= first.blocks_bad, "{first:?}");
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    assert_eq!(store.scrub_progress(), first, "and what is known is counted again");
+}
+
+#[test]
 fn a_read_only_device_is_refused() {
     let m = Machine::new(1, &lived_in(1));
     m.disks[0].fail_writes();

@@ -146,9 +146,10 @@ pub struct GroupSpace {
 pub struct ScrubProgress {
     /// Blocks looked at.
     pub blocks_checked: u64,
-    /// Blocks to look at in all.
+    /// Blocks to look at in all: an estimate until the pass has come to its end, when it is what
+    /// was looked at.
     pub blocks_total: u64,
-    /// Blocks whose checksum did not match.
+    /// Blocks without good bytes here: newly found, and known from before.
     pub blocks_bad: u64,
     /// No pass is running.
     pub idle: bool,
@@ -341,7 +342,8 @@ pub trait Components: Clone + 'static {
         copy: Copy,
     ) -> impl Future<Output = Result<u32, StoreError>>;
 
-    /// Starts a pass over every block of every component (or of one), in the background.
+    /// Starts a pass over every block of every component (or of one), in the background; it takes
+    /// the place of one that runs. Rate 0 stops that one and starts none.
     fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64);
     /// How far it is.
     fn scrub_progress(&self) -> ScrubProgress;
