@@ -181,11 +181,12 @@ impl<W: World, S: Components> Node<W, S> {
         for store in members.stores() {
             match object {
                 None => store.scrub(None, bytes_per_second),
+                // One pass for all of the group: each would take the place of the one before.
                 Some(object) => {
-                    for status in store.list() {
-                        if status.spec.object == object {
-                            store.scrub(Some(status.id), bytes_per_second);
-                        }
+                    let all = store.list().into_iter().filter(|c| c.spec.object == object);
+                    let ids: Vec<ComponentId> = all.map(|c| c.id).collect();
+                    if !ids.is_empty() {
+                        store.scrub(Some(&ids), bytes_per_second);
                     }
                 }
             }

@@ -26,7 +26,7 @@ pub(crate) struct ScrubTurn(Cell<u64>);
 pub(crate) fn start<W: World>(
     group: &Rc<Group<W>>,
     turn: &Rc<ScrubTurn>,
-    only: Option<ComponentId>,
+    only: Option<&[ComponentId]>,
     bytes_per_second: u64,
 ) {
     let mine = turn.0.get() + 1;
@@ -40,7 +40,7 @@ pub(crate) fn start<W: World>(
         let some: Vec<_> = state
             .components
             .values()
-            .filter(|c| c.durable && !c.deleting && only.is_none_or(|id| id == c.id))
+            .filter(|c| c.durable && !c.deleting && only.is_none_or(|ids| ids.contains(&c.id)))
             .map(|c| (c.id, u64::from(c.slots_used) * u64::from(BLOCKS_PER_CHUNK) + c.log_live))
             .collect();
         let blocks_total = some.iter().map(|(_, blocks)| blocks).sum();

@@ -588,7 +588,7 @@ impl<W: World> Components for Store<W> {
         Ok(count)
     }
 
-    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64) {
+    fn scrub(&self, only: Option<&[ComponentId]>, bytes_per_second: u64) {
         scrub::start(&self.group, &self.scrub_turn, only, bytes_per_second);
     }
 

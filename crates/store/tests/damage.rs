@@ -600,7 +600,7 @@ fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
     let bad: Vec<StoreEvent> = store.take_events();
     let expect = |block| StoreEvent::BadBlock { component: ID, block };
     assert_eq!(bad, [expect(515), expect(521)]);
-    store.scrub(Some(ID), 4096 * 10);
+    store.scrub(Some(&[ID]), 4096 * 10);
     m.world.pass(Nanos::from_ms(1_500));
     let progress = store.scrub_progress();
     assert!(!progress.idle && progress.blocks_checked < 80, "the rate is kept: {progress:?}");
@@ -627,6 +627,23 @@ fn a_scrub_at_rate_zero_stops_the_one_that_runs() {
     let progress = store.scrub_progress();
     assert!(progress.idle && progress.blocks_checked == 92, "{progress:?}");
     assert_eq!(progress.blocks_total, 92, "known once it is done");
+}
+
+#[test]
+fn a_scrub_of_some_components_is_one_pass_over_all_of_them() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    m.world.run(async {
+        for id in 2..=4 {
+            make(&store, id, 600).await.expect("made");
+            let of = ComponentId(id);
+            store.append(of, FIRST, write_op(1, 10, &[1, 2, 3])).await.expect("written");
+        }
+    });
+    store.scrub(Some(&[ComponentId(2), ComponentId(4)]), 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked == 6, "{progress:?}");
 }
 
 #[test]

@@ -342,9 +342,9 @@ pub trait Components: Clone + 'static {
         copy: Copy,
     ) -> impl Future<Output = Result<u32, StoreError>>;
 
-    /// Starts a pass over every block of every component (or of one), in the background; it takes
-    /// the place of one that runs. Rate 0 stops that one and starts none.
-    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64);
+    /// Starts a pass over every block of every component (or of these), in the background; it
+    /// takes the place of one that runs. Rate 0 stops that one and starts none.
+    fn scrub(&self, only: Option<&[ComponentId]>, bytes_per_second: u64);
     /// How far it is.
     fn scrub_progress(&self) -> ScrubProgress;
 }
