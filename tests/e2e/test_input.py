@@ -84,10 +84,37 @@ class Commands(ClusterTest):
                 self.refused(
                     "volume", "delete", self.volume, "--yes", host=host, says="use|client|connected"
                 )
-            self.refused(
-                "volume", "resize", self.volume, "128MiB", says="smaller|shrink|below|less"
-            )
+            self.refused("volume", "resize", self.volume, "128MiB", status=RISK, says="--shrink")
+            smaller = ["volume", "resize", self.volume, "128MiB", "--shrink", "--yes"]
+            for host in (1, 2, 3):
+                self.refused(*smaller, host=host, status=CONFLICT, says="in use")
             self.assertEqual(client.read(0, 4096), b"x" * 4096)
+        self.assertEqual(self.volume_size(), 256 << 20)
+
+    def volume_size(self):
+        return self.cluster.get("volume", "show", self.volume)["size_bytes"]
+
+    @row("issue: a volume that is made smaller and larger again shows zeros, not what it was")
+    def test_shrink(self):
+        gib, block = 1 << 30, b"x" * 4096
+        self.cluster.cli("volume", "resize", self.volume, "10G")
+        with Client(self.cluster.nbd(2), self.volume) as client:
+            for at in (gib, 6 * gib, 9 * gib, 10 * gib - 4096):
+                client.write(at, block)
+        for size, host, words in (
+            ("5G", 1, ["--shrink", "--yes"]),
+            ("8G", 2, []),
+            ("10G", 3, []),
+        ):
+            self.cluster.cli("volume", "resize", self.volume, size, *words, host=host)
+            self.assertEqual(self.volume_size(), int(size[:-1]) * gib)
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                self.assertEqual(client.size, int(size[:-1]) * gib)
+        for host in (1, 2, 3):
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                self.assertEqual(client.read(gib, 4096), block)
+                for at in (6 * gib, 9 * gib, 10 * gib - 4096):
+                    self.assertEqual(client.read(at, 4096), bytes(4096))
 
     @row("issue 8: an export is larger when the client connects again")
     def test_resize(self):

@@ -379,7 +379,7 @@ fn an_option_that_would_not_be_heeded_is_refused() {
         refused(&["sim", "run", "--seed", "1", option]);
         refused(&["directory", "--file", at, "--socket", at, option]);
     }
-    assert!(!std::path::Path::new(at).exists());
+    assert!(!Path::new(at).exists());
 }
 
 #[test]

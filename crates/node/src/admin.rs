@@ -8,6 +8,7 @@ use atoll_object::objects::AdminHandler;
 use atoll_world::{Components, Lane, Nanos, World};
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long another host may take to answer.
@@ -25,6 +26,8 @@ pub(crate) enum Ask {
     Events { after: u64 },
     /// Grow an object that the host owns.
     Grow { object: ObjectId, size_bytes: u64 },
+    /// Shrink an object that the host owns.
+    Shrink { object: ObjectId, size_bytes: u64 },
     /// Start (or with rate 0 stop) a scrub of all its disk groups, or of one object's components.
     Scrub { object: Option<ObjectId>, bytes_per_second: u64 },
     /// Pause or limit resync.
@@ -70,6 +73,12 @@ impl<W: World, S: Components> Node<W, S> {
             }
             Ask::Grow { object, size_bytes } => {
                 match self.0.objects.grow(object, size_bytes).await {
+                    Ok(()) => Answer::Done,
+                    Err(why) => Answer::Failed { why },
+                }
+            }
+            Ask::Shrink { object, size_bytes } => {
+                match self.0.objects.shrink(object, size_bytes).await {
                     Ok(()) => Answer::Done,
                     Err(why) => Answer::Failed { why },
                 }
@@ -169,10 +178,16 @@ impl<W: World, S: Components> Node<W, S> {
                 .map(|c| (c.id, c.used_bytes))
                 .collect(),
             open_volumes: self.0.open_volumes.borrow().clone(),
+            reaches: self.reached(),
             resync_paused,
             resync_limit,
             uptime_s: now.as_secs_f64(),
         }
+    }
+
+    fn reached(&self) -> BTreeSet<HostId> {
+        let hosts = self.0.hosts.borrow();
+        hosts.keys().copied().filter(|&host| self.is_alive(host)).collect()
     }
 
     /// Starts or stops a scrub on this host.

@@ -3,7 +3,7 @@
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How much an event matters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -117,6 +117,9 @@ pub struct HostStatus {
     pub components: BTreeMap<ComponentId, u64>,
     /// Volumes that its front ends have open, with the number of clients.
     pub open_volumes: BTreeMap<ObjectId, u32>,
+    /// Hosts that it is connected to, itself included.
+    #[serde(default)]
+    pub reaches: BTreeSet<HostId>,
     /// Resync is paused on it.
     pub resync_paused: bool,
     /// Bytes per second that resync may use; 0: no limit.

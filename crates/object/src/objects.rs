@@ -85,6 +85,9 @@ pub enum Event {
     },
 }
 
+const NOT_OWNER: &str = "this host does not own the volume";
+const OWNER_CHANGED: &str = "the volume's owner has changed: try again";
+
 /// Events kept until they are taken; the oldest go first.
 const EVENTS_MAX: usize = 1024;
 
@@ -278,6 +281,11 @@ impl<W: World, S: Components> Objects<W, S> {
         self.0.peers()
     }
 
+    /// When this life began.
+    pub fn started(&self) -> Nanos {
+        self.0.started
+    }
+
     /// Who answers management requests of other hosts.
     pub fn set_admin(&self, handler: AdminHandler) {
         *self.0.admin.borrow_mut() = Some(handler);
@@ -357,6 +365,35 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
+    /// Shrinks an object that this host owns; the caller has discarded what lies beyond. Every copy
+    /// must be up to date: what one of them lacks is not looked for beyond the end afterwards, and
+    /// would show when the object grows again.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn shrink(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
+        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
+        let behind = |record: &ObjectRecord| {
+            record.members().find(|(_, m)| !m.state.is_active()).map(|(_, m)| m.host)
+        };
+        let edit = |record: &mut ObjectRecord| {
+            let shrinks = size_bytes < record.size_bytes && behind(record).is_none();
+            if shrinks {
+                record.size_bytes = size_bytes;
+            }
+            shrinks
+        };
+        owner.change(edit).await.map_err(|_| OWNER_CHANGED)?;
+        let record = owner.0.record.borrow();
+        match behind(&record) {
+            Some(host) if record.size_bytes > size_bytes => Err(format!(
+                "the copy on host {} is not up to date: shrink when all copies are",
+                self.0.host_name(host)
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Grows an object that this host owns (in place: the same legs).
     ///
     /// # Errors
@@ -364,12 +401,13 @@ impl<W: World, S: Components> Objects<W, S> {
     pub async fn grow(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
         use atoll_format::record::legs_needed;
         use atoll_format::units::BLOCKS_PER_CHUNK;
-        let owner = self.0.owner(object).ok_or("this host does not own the volume")?;
+        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
         let mut grown = owner.0.record.borrow().clone();
         if size_bytes < grown.size_bytes {
             return Err("the volume would shrink".into());
         }
-        if legs_needed(&grown.policy, size_bytes) != grown.legs.len() {
+        // One that was shrunk has kept its legs.
+        if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
             return Err(format!(
                 "the volume would need {} legs and has {}: copy it to a new volume of that size",
                 legs_needed(&grown.policy, size_bytes),
@@ -397,7 +435,7 @@ impl<W: World, S: Components> Objects<W, S> {
             record.size_bytes = record.size_bytes.max(size_bytes);
             grows
         };
-        owner.change(edit).await.map_err(|_| "the volume's owner has changed: try again".into())
+        owner.change(edit).await.map_err(|_| OWNER_CHANGED.into())
     }
 
     /// A block of a component is bad: its object's owner, if it is here, repairs it.

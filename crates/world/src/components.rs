@@ -265,7 +265,8 @@ pub trait Components: Clone + 'static {
     ) -> impl Future<Output = Result<(), StoreError>>;
     /// Removes a component and frees its space; durable on return; repeating it does nothing.
     fn delete(&self, id: ComponentId) -> impl Future<Output = Result<(), StoreError>>;
-    /// Changes its largest size (only upwards); durable on return.
+    /// Changes its largest size, only upwards: one that is as large already stays as it is; durable
+    /// on return.
     fn grow(&self, id: ComponentId, blocks: u32) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Durably promises to refuse lower epochs (R1); refuses if a higher one was promised.

@@ -424,6 +424,9 @@ pub enum Volume {
     Delete {
         /// Its name
         name: String,
+        /// Also if a host that does not answer may use it
+        #[arg(long)]
+        force: bool,
     },
     /// Copy an image (raw or qcow2) into a volume, which is created if it does not exist
     #[command(after_help = "Example: atoll volume import vm1 debian-12.qcow2 --verify")]

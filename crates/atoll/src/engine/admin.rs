@@ -3,7 +3,7 @@
 
 use super::meter::{Totals, add};
 use super::{Engine, Running, disks, seconds};
-use crate::control::Sample;
+use crate::control::{Change, Sample};
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
@@ -48,6 +48,9 @@ pub fn problem(error: ManageError) -> Problem {
         ManageError::CannotPlace(refusal) => cannot_place(&refusal),
         ManageError::InUse { name, .. } => Problem::new(Code::InUse, detail)
             .hint(format!("'atoll session list --volume {name}' names its clients")),
+        ManageError::MayBeInUse { name, host, .. } => Problem::new(Code::InUse, detail).hint(
+            format!("start {host}; if it is dead for good: atoll volume delete {name} --force"),
+        ),
         // The node says it of policies too, with a sentence of its own.
         ManageError::Conflict(what) if what.contains(" is used by ") => {
             Problem::new(Code::InUse, what)
@@ -619,15 +622,11 @@ impl Engine {
     }
 
     /// Deletes a volume.
-    pub async fn volume_delete(
-        &self,
-        name: &str,
-        if_revision: Option<u64>,
-        dry_run: bool,
-    ) -> Result<(), Problem> {
+    pub async fn volume_delete(&self, name: &str, change: Change) -> Result<(), Problem> {
+        let Change { dry_run, force, if_revision } = change;
         let name = self.name_of(name).await?;
         let node = &self.running()?.node;
-        node.delete_volume(&name, if_revision, dry_run).await.map_err(problem)?;
+        node.delete_volume(&name, if_revision, force, dry_run).await.map_err(problem)?;
         if !dry_run {
             self.meter.forget(&name);
         }

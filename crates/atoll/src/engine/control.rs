@@ -336,7 +336,7 @@ impl Control for EngineControl {
 
     async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
         let name = name.to_owned();
-        let Change { dry_run, if_revision } = change;
+        let Change { dry_run, if_revision, .. } = change;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_patch(&name, patch, if_revision, dry_run).await
         };
@@ -345,9 +345,8 @@ impl Control for EngineControl {
 
     async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
         let name = name.to_owned();
-        let Change { dry_run, if_revision } = change;
         let delete = move |engine: std::rc::Rc<Engine>| async move {
-            engine.volume_delete(&name, if_revision, dry_run).await
+            engine.volume_delete(&name, change).await
         };
         self.bridge.call(delete).await
     }
