@@ -125,6 +125,7 @@ impl<W: World, S: Components> Node<W, S> {
         let groups = stores.iter().map(|store| {
             let (space, counters) = (store.space(), store.counters());
             let scrub = store.scrub_progress();
+            let unix_ms = |at: Nanos| self.world().unix_ms() - now.since(at).0 / 1_000_000;
             let failure = self
                 .0
                 .groups
@@ -155,6 +156,10 @@ impl<W: World, S: Components> Node<W, S> {
                 scrub_total: scrub.blocks_total,
                 scrub_bad: scrub.blocks_bad,
                 scrub_running: !scrub.idle,
+                scrub_began_ms: scrub.began.map_or(0, unix_ms),
+                scrub_ended_ms: scrub.ended.map(unix_ms),
+                scrub_whole: scrub.whole,
+                components: store.list().len() as u32,
             }
         });
         let objects = self.0.objects.owned().into_iter().map(|o| ObjectStatus {
@@ -163,6 +168,7 @@ impl<W: World, S: Components> Node<W, S> {
             resyncing: o.resync.running,
             resync_bytes_left: o.resync.bytes_left,
             resync_bytes_done: o.resync.bytes_done,
+            resync_component: o.resync.component,
             resync_bytes_copied: o.resync.bytes_copied,
             resync_seconds: now.since(o.resync.since).as_secs_f64(),
             guest_ops: o.guest_ops,

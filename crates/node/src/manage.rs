@@ -9,7 +9,7 @@ use atoll_format::record::{
     self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, Policy, PolicyRecord,
     RECORD_VERSION, VolumeRecord, key,
 };
-use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, OBJECT_MAX, iec};
+use atoll_format::units::{BLOCKS_PER_CHUNK, check_object_size};
 use atoll_object::limits::{HOLD, LEASE};
 use atoll_object::message::{Reply, Request};
 use atoll_object::placement::{self, Explanation, Refusal};
@@ -672,21 +672,8 @@ impl<W: World, S: Components> Node<W, S> {
 }
 
 fn check_size(size_bytes: u64) -> Result<(), ManageError> {
-    if size_bytes == 0 {
-        return Err(ManageError::Invalid("the size is 0; a volume has at least 1 MiB".into()));
-    }
-    if !size_bytes.is_multiple_of(BLOCK) {
-        return Err(ManageError::Invalid(format!(
-            "the size {size_bytes} is not a multiple of 4 KiB; the next one is {}",
-            size_bytes.next_multiple_of(BLOCK)
-        )));
-    }
-    if size_bytes > OBJECT_MAX {
-        return Err(ManageError::Invalid(format!(
-            "the size {} is more than the largest volume, {}",
-            iec(size_bytes),
-            iec(OBJECT_MAX)
-        )));
-    }
-    Ok(())
+    check_object_size(size_bytes).map_err(|(why, near)| {
+        let near = near.map(|near| format!("; the next one is {near}")).unwrap_or_default();
+        ManageError::Invalid(format!("the size {why}{near}"))
+    })
 }

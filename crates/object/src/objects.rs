@@ -14,6 +14,7 @@ use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
 use atoll_format::op::OpKind;
 use atoll_format::record::{ObjectRecord, OwnerRecord};
+use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::sync::Notify;
 use atoll_world::{Components, Lane, Nanos, World, sometimes};
@@ -138,6 +139,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     resync_paused: Cell<bool>,
     /// Bytes per second; 0: as fast as guests allow.
     resync_limit: Cell<u64>,
+    /// Bytes per second; 0: none.
+    resync_floor: Cell<u64>,
     serial: Cell<u64>,
     renew_now: Notify,
     admin: RefCell<Option<AdminHandler>>,
@@ -177,6 +180,12 @@ impl<W: World, S: Components> Ctx<W, S> {
         if let Some(span) = bytes.saturating_mul(1_000_000_000).checked_div(limit) {
             self.world.sleep(Nanos(span)).await;
         }
+    }
+    /// How long a resync may leave a chunk that took so long to guests, and keep its floor.
+    pub fn resync_yield_max(&self, took: Nanos) -> Nanos {
+        let chunk = CHUNK * 1_000_000_000;
+        let span = chunk.checked_div(self.resync_floor.get()).map_or(Nanos(u64::MAX), Nanos);
+        Nanos(span.0.saturating_sub(took.0))
     }
     /// Where a member that is gone can be rebuilt.
     pub fn replacement(
@@ -254,6 +263,7 @@ impl<W: World, S: Components> Objects<W, S> {
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
             resync_limit: Cell::new(0),
+            resync_floor: Cell::new(0),
             serial: Cell::new(0),
             renew_now: Notify::default(),
             admin: RefCell::new(None),
@@ -304,6 +314,12 @@ impl<W: World, S: Components> Objects<W, S> {
     /// Seconds that a member may be away before it is rebuilt elsewhere.
     pub fn set_repair_delay(&self, seconds: u32) {
         self.0.repair_delay_s.set(seconds);
+    }
+
+    /// Bytes per second that the resync of an object reaches however busy guests are, as far as
+    /// disks and network can (0: none). What [`set_resync`](Self::set_resync) says goes first.
+    pub fn set_resync_floor(&self, bytes_per_second: u64) {
+        self.0.resync_floor.set(bytes_per_second);
     }
 
     /// Pauses or resumes resync on this host, and limits it to bytes per second (0: no limit).

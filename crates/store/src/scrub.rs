@@ -31,8 +31,13 @@ pub(crate) fn start<W: World>(
 ) {
     let mine = turn.0.get() + 1;
     turn.0.set(mine);
+    let now = group.world.now();
     if bytes_per_second == 0 {
-        group.state.borrow_mut().scrub.idle = true;
+        let scrub = &mut group.state.borrow_mut().scrub;
+        if !scrub.idle {
+            scrub.ended = Some(now);
+        }
+        scrub.idle = true;
         return;
     }
     let todo: Vec<ComponentId> = {
@@ -44,9 +49,15 @@ pub(crate) fn start<W: World>(
             .map(|c| (c.id, u64::from(c.slots_used) * u64::from(BLOCKS_PER_CHUNK) + c.log_live))
             .collect();
         let blocks_total = some.iter().map(|(_, blocks)| blocks).sum();
-        state.scrub = ScrubProgress { blocks_total, ..ScrubProgress::default() };
+        state.scrub = ScrubProgress {
+            blocks_total,
+            began: Some(now),
+            everything_at: state.scrub.everything_at,
+            ..ScrubProgress::default()
+        };
         some.into_iter().map(|(id, _)| id).collect()
     };
+    let everything = only.is_none();
     let (group, turn) = (group.clone(), turn.clone());
     group.world.clone().spawn(async move {
         let whole = pass(&group, &turn, mine, todo, bytes_per_second.max(BLOCK)).await;
@@ -54,7 +65,12 @@ pub(crate) fn start<W: World>(
         if turn.0.get() == mine {
             let scrub = &mut group.state.borrow_mut().scrub;
             scrub.idle = true;
+            scrub.ended = Some(group.world.now());
+            scrub.whole = whole;
             if whole {
+                if everything {
+                    scrub.everything_at = scrub.ended;
+                }
                 // The total was an estimate by whole chunks.
                 scrub.blocks_total = scrub.blocks_checked;
             }

@@ -3,7 +3,7 @@
 //! A store knows components and bytes, never objects, hosts or policies. It enforces the parts
 //! of the mirror protocol that have to be durable: epochs (R1) and sessions (R2).
 
-use crate::Buf;
+use crate::{Buf, Nanos};
 use atoll_format::id::{ComponentId, Epoch, GroupId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
 use std::future::Future;
@@ -153,6 +153,14 @@ pub struct ScrubProgress {
     pub blocks_bad: u64,
     /// No pass is running.
     pub idle: bool,
+    /// When the pass began, if there was one since the store was opened.
+    pub began: Option<Nanos>,
+    /// When it came to its end, or was stopped.
+    pub ended: Option<Nanos>,
+    /// It came to its end.
+    pub whole: bool,
+    /// When a pass over everything last came to its end.
+    pub everything_at: Option<Nanos>,
 }
 
 /// Something that an administrator would want to know; kept until taken, the oldest dropped.

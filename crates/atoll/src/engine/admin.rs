@@ -168,13 +168,16 @@ impl View {
                     continue;
                 }
                 moving = true;
+                // One at a time; the others' turn comes.
+                let now = owner.resync_component == Some(member.component);
+                let bytes = |bytes: u64| if now { bytes } else { 0 };
                 resync.items.push(ResyncItem {
                     volume: volume.name.clone(),
                     leg: leg as u32,
                     component: member.component.to_string(),
                     host: host_name(&self.hosts, member.host),
-                    bytes_left: owner.resync_bytes_left,
-                    bytes_done: owner.resync_bytes_copied,
+                    bytes_left: bytes(owner.resync_bytes_left),
+                    bytes_done: bytes(owner.resync_bytes_copied),
                 });
             }
             if !moving {
@@ -340,7 +343,6 @@ impl Engine {
         for (record, _, status) in self.running()?.node.hosts() {
             for group in record.groups {
                 let said = status.as_ref().and_then(|s| s.groups.iter().find(|g| g.id == group.id));
-                let components = status.as_ref().map_or(0, |s| s.components.len());
                 groups.push(Group {
                     id: group.id.to_string(),
                     host: record.name.clone(),
@@ -358,7 +360,7 @@ impl Engine {
                     },
                     log_bytes: said.map_or(0, |g| g.log_bytes),
                     log_fill_percent: said.map_or(0, |g| (g.log_fill * 100.0).round() as u8),
-                    components: components as u32,
+                    components: said.map_or(0, |g| g.components),
                 });
             }
         }

@@ -220,6 +220,7 @@ impl Engine {
         };
         let node = Node::start(world.clone(), config, groups);
         node.objects().set_repair_delay(cluster.repair_delay_s);
+        node.objects().set_resync_floor(cluster.resync_floor_bytes);
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }
