@@ -8,6 +8,7 @@ mod admin;
 mod care;
 mod cluster;
 mod manage;
+mod scrub;
 mod status;
 
 pub use manage::{CreateVolume, ManageError, PlacementView, VolumeView};

@@ -215,6 +215,37 @@ fn a_volume_that_an_unreachable_host_may_use_is_not_deleted() {
 }
 
 #[test]
+fn every_group_is_scrubbed_by_itself_within_the_interval_and_again() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 6 * MIB).await;
+        write(&node, "v", MIB, 1).await;
+        let every = Nanos::from_secs(7_200);
+        node.schedule_scrubs(every, 1 << 20);
+        hosts.node(1).schedule_scrubs(Nanos::ZERO, 1 << 20);
+        let progress = async |host: usize| {
+            let stores = hosts.node(host).objects().members().stores();
+            stores[0].scrub_progress()
+        };
+        hosts.wait(every + Nanos::from_secs(120)).await;
+        let first = progress(0).await;
+        assert!(first.whole && first.blocks_checked == 1, "{first:?}");
+        assert_eq!(progress(1).await.began, None, "0 is never");
+        hosts.wait(every + Nanos::from_secs(120)).await;
+        let second = progress(0).await;
+        assert!(second.began > first.ended && second.whole, "{second:?}");
+        assert!(second.began.expect("begun").since(first.ended.expect("ended")) >= every);
+        // A pass that is stopped is not begun again at once.
+        write(&node, "v", 2 * MIB, 1).await;
+        let store = node.objects().members().stores()[0].clone();
+        store.scrub(None, 4096);
+        store.scrub(None, 0);
+        hosts.wait(every / 2).await;
+        assert!(progress(0).await.whole == false, "stopped");
+    });
+}
+
+#[test]
 fn a_scrub_of_a_volume_looks_at_all_its_components() {
     with(2, |hosts| async move {
         let node = hosts.node(0);

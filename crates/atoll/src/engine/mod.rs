@@ -236,6 +236,8 @@ impl Engine {
         let node = Node::start(world.clone(), config, groups);
         node.objects().set_repair_delay(cluster.repair_delay_s);
         node.objects().set_resync_floor(cluster.resync_floor_bytes);
+        let days = Nanos::from_secs(self.config.scrub_every_days * 86_400);
+        node.schedule_scrubs(days, self.config.scrub_rate);
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }
