@@ -84,10 +84,37 @@ class Commands(ClusterTest):
                 self.refused(
                     "volume", "delete", self.volume, "--yes", host=host, says="use|client|connected"
                 )
-            self.refused(
-                "volume", "resize", self.volume, "128MiB", says="smaller|shrink|below|less"
-            )
+            self.refused("volume", "resize", self.volume, "128MiB", status=RISK, says="--shrink")
+            smaller = ["volume", "resize", self.volume, "128MiB", "--shrink", "--yes"]
+            for host in (1, 2, 3):
+                self.refused(*smaller, host=host, status=CONFLICT, says="in use")
             self.assertEqual(client.read(0, 4096), b"x" * 4096)
+        self.assertEqual(self.volume_size(), 256 << 20)
+
+    def volume_size(self):
+        return self.cluster.get("volume", "show", self.volume)["size_bytes"]
+
+    @row("issue: a volume that is made smaller and larger again shows zeros, not what it was")
+    def test_shrink(self):
+        gib, block = 1 << 30, b"x" * 4096
+        self.cluster.cli("volume", "resize", self.volume, "10G")
+        with Client(self.cluster.nbd(2), self.volume) as client:
+            for at in (gib, 6 * gib, 9 * gib, 10 * gib - 4096):
+                client.write(at, block)
+        for size, host, words in (
+            ("5G", 1, ["--shrink", "--yes"]),
+            ("8G", 2, []),
+            ("10G", 3, []),
+        ):
+            self.cluster.cli("volume", "resize", self.volume, size, *words, host=host)
+            self.assertEqual(self.volume_size(), int(size[:-1]) * gib)
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                self.assertEqual(client.size, int(size[:-1]) * gib)
+        for host in (1, 2, 3):
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                self.assertEqual(client.read(gib, 4096), block)
+                for at in (6 * gib, 9 * gib, 10 * gib - 4096):
+                    self.assertEqual(client.read(at, 4096), bytes(4096))
 
     @row("issue 8: an export is larger when the client connects again")
     def test_resize(self):
@@ -96,6 +123,50 @@ class Commands(ClusterTest):
             with Client(self.cluster.nbd(host), self.volume) as client:
                 self.assertEqual(client.size, 512 << 20)
                 client.write((512 << 20) - 4096, bytes([host]) * 4096)
+
+    def task(self, kind):
+        """The last task of a kind that host 1 knows of."""
+        tasks = [t for t in self.cluster.get("task", "list") if t["kind"] == kind]
+        return max(tasks, key=lambda t: t["started_at"], default=None)
+
+    @row("issue: a resync can be waited for, and its task is there afterwards")
+    def test_task_of_a_resync(self):
+        _, member, other = self.roles()
+        self.cluster.cli("resync", "limit", "4M")
+        self.cluster.kill(member)
+        with Client(self.cluster.nbd(other), self.volume) as client:
+            for at in range(32):
+                client.write(at << 20, os.urandom(1 << 20))
+        self.cluster.start(member)
+        wait_until("the resync to be a task", lambda: self.task("resync"), 30, 0.2)
+        task = self.task("resync")
+        self.assertEqual((task["state"], task["subject"]), ("running", self.volume))
+        self.cluster.cli("task", "wait", task["id"], "--timeout", "60")
+        ended = self.cluster.get("task", "show", task["id"])
+        self.assertEqual((ended["state"], ended["percent"]), ("done", 100))
+        self.assertEqual(ended["started_at"], task["started_at"])
+        self.assertGreater(ended["ended_at"], ended["started_at"])
+        self.cluster.wait_healthy(10)
+
+    @row("issue: a scrub is stopped by stop, and its task tells when it ran")
+    def test_task_of_a_scrub(self):
+        with Client(self.cluster.nbd(1), self.volume) as client:
+            for at in range(16):
+                client.write(at << 20, os.urandom(1 << 20))
+            shown = self.cluster.get("volume", "show", self.volume, host=2)
+            self.assertEqual(shown["sessions"], 1, "a client of another host counts")
+        self.cluster.cli("scrub", "start", "--rate", "1M")
+        wait_until("the scrub to be a task", lambda: self.task("scrub"), 10, 0.2)
+        first = self.task("scrub")
+        self.assertEqual(first["state"], "running")
+        self.cluster.cli("scrub", "stop")
+        self.assertFalse([s for s in self.cluster.get("scrub", "show") if s["running"]])
+        self.cluster.cli("scrub", "start")
+        wait_until("all scrubs to end", lambda: self.task("scrub")["state"] == "done", 30, 0.2)
+        last = self.task("scrub")
+        self.assertGreater(last["started_at"], first["started_at"])
+        self.assertGreaterEqual(last["ended_at"], last["started_at"])
+        self.assertFalse([s for s in self.cluster.get("scrub", "show") if s["running"]])
 
     @row("issue: unknown commands and options: exit status 2, one hint, no panic")
     def test_usage(self):

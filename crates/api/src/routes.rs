@@ -76,6 +76,7 @@ pub const QUERY: &[(&str, &str, &str)] = &[
     ("limit", "integer", "Items of one page, 1 to 1000"),
     ("cursor", "string", "`next_cursor` of the page before"),
     ("dry_run", "boolean", "Check everything, change nothing"),
+    ("force", "boolean", "Also if a host that does not answer may use it"),
     ("scope", "string", "`cluster` (default), or `local`: only what the answering host knows"),
     ("follow", "boolean", "Go on with new events as server-sent events"),
     ("since", "integer", "Only events with a higher id"),
@@ -211,7 +212,8 @@ pub const ROUTES: &[Route] = &[
         None,
         Nothing,
         "Delete a volume that nobody uses; `If-Match` refuses when it has changed",
-    ),
+    )
+    .query(&["force"]),
     get(
         Op::VolumePlacement,
         "/volumes/{volume}/placement",

@@ -522,7 +522,7 @@ pub struct ResyncItem {
     pub component: String,
     /// The host that is written to.
     pub host: String,
-    /// Bytes left to look at.
+    /// Bytes left to look at; 0 while it waits for its turn.
     pub bytes_left: u64,
     /// Bytes copied so far.
     pub bytes_done: u64,

@@ -20,6 +20,8 @@ use toml::de::{DeTable, DeValue};
 const FILE_MAX: u64 = 1 << 20;
 /// The longest path of a Unix socket (`sun_path` less its final NUL), in bytes.
 pub const SOCKET_PATH_MAX: usize = 107;
+/// The largest number of days that a key takes.
+const DAYS_MAX: u64 = 3_650;
 /// Disks of one group: the cache and seven for capacity.
 const DISKS_MAX: usize = 8;
 
@@ -40,6 +42,10 @@ pub enum Kind {
     OneOf(&'static [&'static str]),
     /// `true` or `false`.
     Flag,
+    /// A whole number of days, at most [`DAYS_MAX`]; 0: never.
+    Days,
+    /// Bytes per second, written as a size, at least 1 MiB.
+    Rate,
 }
 
 /// One key.
@@ -86,6 +92,8 @@ pub const KEYS: &[Key] = &[
         "auto",
         "How disks are driven; auto: io_uring where it works, else threads",
     ),
+    key("scrub.every_days", Kind::Days, "30", "Each disk group is verified this often; 0: never"),
+    key("scrub.rate", Kind::Rate, "20M", "Bytes per second and disk group of these scrubs"),
     key(
         "frontends.nbd.unix",
         Kind::Socket,
@@ -128,6 +136,10 @@ pub struct Config {
     pub directory_socket: PathBuf,
     /// `io.backend`.
     pub backend: Backend,
+    /// `scrub.every_days`.
+    pub scrub_every_days: u64,
+    /// `scrub.rate`, bytes per second.
+    pub scrub_rate: u64,
     /// `frontends.nbd.unix`.
     pub nbd_socket: Option<PathBuf>,
     /// `frontends.nbd.tcp`.
@@ -171,6 +183,8 @@ enum Value {
     List(Vec<String>),
     Flag(bool),
 }
+
+const CHECKED: &str = "checked when it was read";
 
 type Values = BTreeMap<&'static str, (Value, String)>;
 
@@ -402,6 +416,8 @@ impl Reader {
             },
             nbd_socket: self.socket("frontends.nbd.unix"),
             nbd_tcp,
+            scrub_every_days: self.text("scrub.every_days").parse().expect(CHECKED),
+            scrub_rate: parse_size(self.text("scrub.rate")).expect(CHECKED),
             log_level: self.text("log.level").to_owned(),
             log_json: self.text("log.format") == "json",
             host_name,
@@ -434,7 +450,7 @@ impl Reader {
         if text.is_empty() {
             return Ok(None);
         }
-        let address = text.parse().expect("checked when it was read");
+        let address = text.parse().expect(CHECKED);
         self.check_reach(path, address, open)?;
         Ok(Some(address))
     }
@@ -575,6 +591,7 @@ fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
             parse_text(key, &texts.join(","))
         }
         (Kind::Flag, other) => Err(format!("{} is not true or false", describe(other))),
+        (Kind::Days, DeValue::Integer(number)) => parse_text(key, number.as_str()),
         (Kind::Addresses, other) => Err(format!("{} is not a list", describe(other))),
         (_, DeValue::String(text)) => parse_text(key, text),
         (_, other) => Err(format!("{} is not text", describe(other))),
@@ -614,6 +631,15 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
             Some(near) => format!("{} is not accepted; did you mean \"{near}\"?", show(text)),
             None => format!("{} is not accepted", show(text)),
         }),
+        Kind::Days => match text.parse::<u64>() {
+            Ok(days) if days <= DAYS_MAX => Ok(Value::Text(text.into())),
+            _ => Err(format!("{} is not a whole number from 0 to {DAYS_MAX}", show(text))),
+        },
+        Kind::Rate => match parse_size(text) {
+            Ok(bytes) if bytes >= 1 << 20 => Ok(Value::Text(text.into())),
+            Ok(_) => Err(format!("{} is less than 1 MiB", show(text))),
+            Err(why) => Err(why),
+        },
         Kind::Flag => match text {
             "true" => Ok(Value::Flag(true)),
             "false" => Ok(Value::Flag(false)),
@@ -652,6 +678,8 @@ pub fn accepts(kind: Kind) -> String {
             quoted.join(", ")
         }
         Kind::Flag => "true, false".into(),
+        Kind::Days => format!("a number of days, 0 to {DAYS_MAX}"),
+        Kind::Rate => "a size of at least 1 MiB, \"20M\"".into(),
     }
 }
 
@@ -770,7 +798,7 @@ mod tests {
         (
             "\n[hosts]\nname = \"a\"\n",
             "atoll.toml:2: unknown key 'hosts'",
-            "did you mean 'host'? accepted: host, network, directory, io, frontends, log, group",
+            "did you mean 'host'? accepted: host, network, directory, io, scrub, frontends, log, group",
         ),
         (
             "[host]\nname = \"a\"\nname = \"b\"\n",
@@ -789,6 +817,16 @@ mod tests {
             "[host]\ndata_dir = \"var\"\n",
             "atoll.toml:2: host.data_dir: 'var' is not an absolute path",
             "accepted: an absolute path",
+        ),
+        (
+            "[scrub]\nevery_days = -1\n",
+            "atoll.toml:2: scrub.every_days: '-1' is not a whole number from 0 to 3650",
+            "accepted: a number of days, 0 to 3650",
+        ),
+        (
+            "[scrub]\nrate = \"4k\"\n",
+            "atoll.toml:2: scrub.rate: '4k' is less than 1 MiB",
+            "accepted: a size of at least 1 MiB, \"20M\"",
         ),
         (
             "[io]\nbackend = \"urnig\"\n",
@@ -949,6 +987,7 @@ mod tests {
         assert_eq!(config.failure_domain, "h1");
         assert_eq!(config.log_level, "warn");
         assert!(config.log_json);
+        assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.peers.len(), 2);
         assert_eq!(config.groups.len(), 1);

@@ -28,6 +28,8 @@ pub enum Scope {
 pub struct Change {
     /// Check everything, change nothing.
     pub dry_run: bool,
+    /// Also where a host that does not answer may have clients of it.
+    pub force: bool,
     /// `revision` that the volume must still have.
     pub if_revision: Option<u64>,
 }

@@ -350,6 +350,39 @@ fn requests_can_be_shown_and_rehearsed() {
 }
 
 #[test]
+fn an_option_that_would_not_be_heeded_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = image(dir.path(), "disk.img", &[7; 8192]);
+    let server = with_volumes();
+    let refused = |words: &[&str]| {
+        let done = run(&server, words);
+        assert_eq!((done.code, done.out.as_str()), (2, ""), "{words:?}: {}", done.err);
+        assert_eq!(done.err.lines().count(), 2, "{}", done.err);
+        done.err
+    };
+    let err = refused(&["volume", "import", "new", &file, "--curl"]);
+    assert_eq!(
+        err,
+        "error[E0002]: the argument '--curl' cannot be used with 'atoll volume import'\n\
+         hint: --dry-run checks and changes nothing\n"
+    );
+    let volumes = good(&server, &["volume", "list", "-o", "name"]);
+    assert_eq!(volumes, "data.2\nvm1\n", "nothing was imported");
+    refused(&["volume", "export", "vm1", &file, "--force", "--curl"]);
+    assert_eq!(std::fs::read(&file).unwrap(), [7; 8192], "nothing was overwritten");
+    let at = dir.path().join("cluster");
+    let at = at.to_str().unwrap();
+    for option in ["--curl", "--dry-run"] {
+        refused(&["dev", "--hosts", "1", "--dir", at, option]);
+        refused(&["dev", "stop", "--dir", at, option]);
+        refused(&["serve", "--config", at, option]);
+        refused(&["sim", "run", "--seed", "1", option]);
+        refused(&["directory", "--file", at, "--socket", at, option]);
+    }
+    assert!(!Path::new(at).exists());
+}
+
+#[test]
 fn a_key_makes_creation_repeatable() {
     let server = TestServer::start();
     let words = ["volume", "create", "v", "1G", "--idempotency-key", "k", "-o", "name"];

@@ -14,6 +14,27 @@ pub const BLOCKS_PER_CHUNK: u32 = (CHUNK / BLOCK) as u32;
 pub const COMPONENT_MAX: u64 = 255 << 30;
 /// The largest object, in bytes (62 TiB, as the largest virtual disk of the field).
 pub const OBJECT_MAX: u64 = 62 << 40;
+/// Why a volume cannot have that size, with a size that it can have if there is a near one.
+///
+/// # Errors
+/// A sentence whose subject is the size, and that size.
+pub fn check_object_size(bytes: u64) -> Result<(), (String, Option<u64>)> {
+    if bytes == 0 {
+        return Err((format!("is 0, and must be at least {BLOCK}"), None));
+    }
+    if bytes > OBJECT_MAX {
+        return Err((
+            format!("is {bytes}, and must be at most {OBJECT_MAX} ({})", iec(OBJECT_MAX)),
+            None,
+        ));
+    }
+    if !bytes.is_multiple_of(BLOCK) {
+        let why = format!("is {bytes}, and must be a multiple of {BLOCK}");
+        return Err((why, Some(bytes.next_multiple_of(BLOCK))));
+    }
+    Ok(())
+}
+
 /// Operations of one object that may be in flight at once (`store.md` rule 7).
 pub const OPS_IN_FLIGHT_MAX: u64 = 1 << 16;
 /// How far above everything seen a new epoch's sequence numbers start (`store.md` rule 7).

@@ -194,12 +194,12 @@ impl<V: Volume> Volumes for Fixed<V> {
         self.0.get(name).map(|(volume, _)| volume.clone()).ok_or(VolumeError::Gone)
     }
 
-    async fn list(&self, max: usize) -> Vec<ExportName> {
+    async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
         let exports = self.0.iter().take(max).map(|(name, (_, description))| ExportName {
             name: name.clone(),
             description: description.clone(),
         });
-        exports.collect()
+        Ok(exports.collect())
     }
 }
 

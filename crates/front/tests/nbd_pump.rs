@@ -6,7 +6,7 @@ use atoll_front::filter::{Delay, Fail, Kind};
 use atoll_front::limits::{Limits, PAYLOAD_BYTES_MAX};
 use atoll_front::memory::{Fixed, MemoryVolume};
 use atoll_front::nbd::{Ended, Server};
-use atoll_world::volume::{Volume, VolumeError};
+use atoll_world::volume::{ExportName, Volume, VolumeError, Volumes};
 use atoll_world::{Nanos, World};
 use std::rc::Rc;
 use support::{Halves, TokioWorld, Troubled};
@@ -428,6 +428,44 @@ fn who_comes_back_finds_no_old_write_under_way() {
         let now = bench.memory.read(0, 512).await.expect("inside");
         assert_eq!(now[0][..], [2; 512]);
         assert!(matches!(lost.served.await, Ok(Ended::Broken(_))));
+    });
+}
+
+/// Volumes whose names are not known now.
+#[derive(Clone)]
+struct Unlisted;
+
+impl Volumes for Unlisted {
+    type Volume = MemoryVolume;
+    async fn open(&self, _: &str) -> Result<MemoryVolume, VolumeError> {
+        Ok(MemoryVolume::new(SIZE))
+    }
+    async fn list(&self, _: usize) -> Result<Vec<ExportName>, VolumeError> {
+        Err(VolumeError::TimedOut("the directory does not answer".to_owned()))
+    }
+}
+
+#[test]
+fn names_that_are_not_known_are_an_error_and_not_an_empty_list() {
+    run(async {
+        let server = Server::new(TokioWorld::new(), Unlisted, Limits::default());
+        let (stream, theirs) = tokio::io::duplex(64 << 10);
+        let (read, write) = tokio::io::split(theirs);
+        let served =
+            tokio::task::spawn_local(async move { server.serve(Halves(read, write)).await });
+        let mut client = Client { stream, served };
+        assert_eq!(client.take().await, *b"NBDMAGICIHAVEOPT\0\x03");
+        client.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x03\0\0\0\0").await;
+        let head: [u8; 20] = client.take().await;
+        // NBD_REP_ERR_POLICY to NBD_OPT_LIST, with the reason.
+        assert_eq!(head[8..16], *b"\0\0\0\x03\x80\0\0\x02");
+        let mut text = vec![0; usize::from(head[19])];
+        client.stream.read_exact(&mut text).await.expect("the reason");
+        assert!(String::from_utf8_lossy(&text).contains("directory"), "{text:?}");
+        // The handshake goes on: who knows the name can use it.
+        client.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk").await;
+        let size: [u8; 8] = client.take().await;
+        assert_eq!(u64::from_be_bytes(size), SIZE);
     });
 }
 

@@ -8,6 +8,7 @@ use atoll_object::objects::AdminHandler;
 use atoll_world::{Components, Lane, Nanos, World};
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long another host may take to answer.
@@ -25,6 +26,8 @@ pub(crate) enum Ask {
     Events { after: u64 },
     /// Grow an object that the host owns.
     Grow { object: ObjectId, size_bytes: u64 },
+    /// Shrink an object that the host owns.
+    Shrink { object: ObjectId, size_bytes: u64 },
     /// Start (or with rate 0 stop) a scrub of all its disk groups, or of one object's components.
     Scrub { object: Option<ObjectId>, bytes_per_second: u64 },
     /// Pause or limit resync.
@@ -74,6 +77,12 @@ impl<W: World, S: Components> Node<W, S> {
                     Err(why) => Answer::Failed { why },
                 }
             }
+            Ask::Shrink { object, size_bytes } => {
+                match self.0.objects.shrink(object, size_bytes).await {
+                    Ok(()) => Answer::Done,
+                    Err(why) => Answer::Failed { why },
+                }
+            }
             Ask::Scrub { object, bytes_per_second } => {
                 self.scrub_here(object, bytes_per_second);
                 Answer::Done
@@ -116,6 +125,7 @@ impl<W: World, S: Components> Node<W, S> {
         let groups = stores.iter().map(|store| {
             let (space, counters) = (store.space(), store.counters());
             let scrub = store.scrub_progress();
+            let unix_ms = |at: Nanos| self.world().unix_ms() - now.since(at).0 / 1_000_000;
             let failure = self
                 .0
                 .groups
@@ -146,6 +156,10 @@ impl<W: World, S: Components> Node<W, S> {
                 scrub_total: scrub.blocks_total,
                 scrub_bad: scrub.blocks_bad,
                 scrub_running: !scrub.idle,
+                scrub_began_ms: scrub.began.map_or(0, unix_ms),
+                scrub_ended_ms: scrub.ended.map(unix_ms),
+                scrub_whole: scrub.whole,
+                components: store.list().len() as u32,
             }
         });
         let objects = self.0.objects.owned().into_iter().map(|o| ObjectStatus {
@@ -154,6 +168,7 @@ impl<W: World, S: Components> Node<W, S> {
             resyncing: o.resync.running,
             resync_bytes_left: o.resync.bytes_left,
             resync_bytes_done: o.resync.bytes_done,
+            resync_component: o.resync.component,
             resync_bytes_copied: o.resync.bytes_copied,
             resync_seconds: now.since(o.resync.since).as_secs_f64(),
             guest_ops: o.guest_ops,
@@ -169,10 +184,16 @@ impl<W: World, S: Components> Node<W, S> {
                 .map(|c| (c.id, c.used_bytes))
                 .collect(),
             open_volumes: self.0.open_volumes.borrow().clone(),
+            reaches: self.reached(),
             resync_paused,
             resync_limit,
             uptime_s: now.as_secs_f64(),
         }
+    }
+
+    fn reached(&self) -> BTreeSet<HostId> {
+        let hosts = self.0.hosts.borrow();
+        hosts.keys().copied().filter(|&host| self.is_alive(host)).collect()
     }
 
     /// Starts or stops a scrub on this host.
@@ -181,11 +202,12 @@ impl<W: World, S: Components> Node<W, S> {
         for store in members.stores() {
             match object {
                 None => store.scrub(None, bytes_per_second),
+                // One pass for all of the group: each would take the place of the one before.
                 Some(object) => {
-                    for status in store.list() {
-                        if status.spec.object == object {
-                            store.scrub(Some(status.id), bytes_per_second);
-                        }
+                    let all = store.list().into_iter().filter(|c| c.spec.object == object);
+                    let ids: Vec<ComponentId> = all.map(|c| c.id).collect();
+                    if !ids.is_empty() {
+                        store.scrub(Some(&ids), bytes_per_second);
                     }
                 }
             }

@@ -8,6 +8,7 @@ mod admin;
 mod care;
 mod cluster;
 mod manage;
+mod scrub;
 mod status;
 
 pub use manage::{CreateVolume, ManageError, PlacementView, VolumeView};
@@ -243,8 +244,9 @@ impl<W: World, S: Components> Volumes for Node<W, S> {
         Ok(CountedVolume { volume, _open: Rc::new(self.opened(object)) })
     }
 
-    async fn list(&self, max: usize) -> Vec<ExportName> {
-        let Ok(volumes) = self.volumes().await else { return Vec::new() };
+    async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
+        let volumes = self.volumes().await;
+        let volumes = volumes.map_err(|e| VolumeError::TimedOut(e.to_string()))?;
         let names = volumes.into_iter().take(max).map(|v| ExportName {
             description: format!(
                 "{}, {} copies",
@@ -253,6 +255,6 @@ impl<W: World, S: Components> Volumes for Node<W, S> {
             ),
             name: v.name,
         });
-        names.collect()
+        Ok(names.collect())
     }
 }

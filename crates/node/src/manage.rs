@@ -9,18 +9,23 @@ use atoll_format::record::{
     self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, Policy, PolicyRecord,
     RECORD_VERSION, VolumeRecord, key,
 };
-use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, OBJECT_MAX, iec};
+use atoll_format::units::{BLOCKS_PER_CHUNK, check_object_size};
+use atoll_object::limits::{HOLD, LEASE};
 use atoll_object::message::{Reply, Request};
 use atoll_object::placement::{self, Explanation, Refusal};
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Change, Compare, Directory, Entry, Revision, Txn, TxnReply};
 use atoll_world::{Components, DirectoryError, Lane, Nanos, StoreError, World};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The policy of volumes that name none.
 pub const DEFAULT_POLICY: &str = "default";
 /// How long a host may take to make a component.
 const CREATE_DEADLINE: Nanos = Nanos::from_secs(5);
+/// How long a host has been away before its clients count as gone: no I/O of theirs is held longer.
+const AWAY_MIN: Nanos = Nanos(HOLD.0 + LEASE.0);
+/// How long an owner is waited for: a takeover waits for a grace, and may have to begin again.
+const OWNER_WAIT: Nanos = Nanos::from_secs(10);
 /// Attempts of a transaction whose outcome is unknown.
 const ATTEMPTS_MAX: usize = 20;
 
@@ -56,6 +61,16 @@ pub enum ManageError {
         name: String,
         /// Where.
         hosts: String,
+    },
+    /// A host that cannot be asked may have clients of it.
+    #[error("volume '{name}' may be in use on host {host}, which does not answer: {why}")]
+    MayBeInUse {
+        /// Which volume.
+        name: String,
+        /// Where.
+        host: String,
+        /// Why that cannot be ruled out.
+        why: String,
     },
     /// Somebody changed it meanwhile.
     #[error("'{0}' was changed by somebody else meanwhile")]
@@ -466,26 +481,79 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(())
     }
 
-    /// Hosts on which clients have a volume open, asked now.
-    async fn users(&self, id: ObjectId) -> Vec<String> {
-        let hosts: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
-        let mut users = Vec::new();
-        for host in hosts.into_iter().filter(|&h| self.is_alive(h)) {
-            if let Ok(Answer::Status { status }) = self.ask(host, Ask::Status).await
-                && status.open_volumes.contains_key(&id)
-            {
-                users.push(self.host_name(host));
+    /// Refuses what takes data from clients, if a host has clients of the volume or may have some.
+    ///
+    /// A host that cannot be asked has none that matter if nobody has reached it for longer than
+    /// any I/O is held, and the volume's owner is another one: all I/O passes through the owner,
+    /// whose takeover has fenced an earlier one off.
+    async fn refuse_if_in_use(&self, view: &VolumeView, dry_run: bool) -> Result<(), ManageError> {
+        let (id, name) = (view.record.id, || view.name.clone());
+        let mut hosts: BTreeSet<HostId> = self.0.hosts.borrow().keys().copied().collect();
+        hosts.insert(self.0.config.host);
+        let asks =
+            hosts.iter().map(|&host| async move { (host, self.ask(host, Ask::Status).await) });
+        let (mut users, mut silent) = (Vec::new(), Vec::new());
+        let mut reached: BTreeMap<HostId, HostId> = BTreeMap::new();
+        for (host, answer) in futures_util::future::join_all(asks).await {
+            match answer {
+                Ok(Answer::Status { status }) => {
+                    if status.open_volumes.contains_key(&id) {
+                        users.push(self.host_name(host));
+                    }
+                    reached.extend(status.reaches.iter().map(|&other| (other, host)));
+                }
+                Ok(_) | Err(_) => silent.push(host),
             }
         }
-        users
-    }
-
-    async fn refuse_if_in_use(&self, view: &VolumeView) -> Result<(), ManageError> {
-        let users = self.users(view.record.id).await;
-        if users.is_empty() {
+        if !users.is_empty() {
+            return Err(ManageError::InUse { name: name(), hosts: users.join(", ") });
+        }
+        if silent.is_empty() {
             return Ok(());
         }
-        Err(ManageError::InUse { name: view.name.clone(), hosts: users.join(", ") })
+        let doubt = |host: HostId, why: String| ManageError::MayBeInUse {
+            name: name(),
+            host: self.host_name(host),
+            why,
+        };
+        let now = self.world().now();
+        for &host in &silent {
+            if let Some(&other) = reached.get(&host) {
+                return Err(doubt(host, format!("host {} reaches it", self.host_name(other))));
+            }
+            // Never heard of in this life: counted from its beginning.
+            let heard =
+                self.0.statuses.borrow().get(&host).map_or(self.0.objects.started(), |(at, _)| *at);
+            let away = now.since(heard);
+            if away < AWAY_MIN {
+                let left = (AWAY_MIN.0 - away.0).div_ceil(1_000_000_000);
+                return Err(doubt(host, format!("it is away since short: try again in {left} s")));
+            }
+        }
+        let owner = view.record.owner.map(|owner| owner.host);
+        let Some(owner) = owner.filter(|owner| silent.contains(owner) && !dry_run) else {
+            return Ok(());
+        };
+        match self.owned_by(&view.name, id).await {
+            Ok(host) if host != owner => Ok(()),
+            Ok(_) => Err(doubt(owner, "it owns the volume".into())),
+            Err(error) => Err(doubt(owner, format!("it owns the volume, and {error}"))),
+        }
+    }
+
+    /// The host that owns the volume: if it has no living owner, this one becomes it.
+    async fn owned_by(&self, name: &str, id: ObjectId) -> Result<HostId, ManageError> {
+        let until = self.world().now() + OWNER_WAIT;
+        loop {
+            match self.0.objects.adopt(id).await {
+                Ok(()) => break,
+                Err(why) if self.world().now() > until => return Err(ManageError::Failed(why)),
+                // The owner may be away for a moment only, or is about to be succeeded.
+                Err(_) => self.world().sleep(Nanos::from_ms(250)).await,
+            }
+        }
+        let owner = self.volume(name).await?.record.owner;
+        owner.map(|o| o.host).ok_or_else(|| ManageError::Failed("the volume has no owner".into()))
     }
 
     fn check_revision(view: &VolumeView, expected: Option<u64>) -> Result<(), ManageError> {
@@ -497,16 +565,20 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Deletes a volume that nobody has open.
+    /// Deletes a volume that nobody has open; `force`: that nobody is known to have open.
     pub async fn delete_volume(
         &self,
         name: &str,
         expected: Option<u64>,
+        force: bool,
         dry_run: bool,
     ) -> Result<(), ManageError> {
         let view = self.volume(name).await?;
         Self::check_revision(&view, expected)?;
-        self.refuse_if_in_use(&view).await?;
+        match self.refuse_if_in_use(&view, dry_run).await {
+            Err(ManageError::MayBeInUse { .. }) if force => {}
+            other => other?,
+        }
         if dry_run {
             return Ok(());
         }
@@ -527,7 +599,7 @@ impl<W: World, S: Components> Node<W, S> {
         let id = view.record.id;
         let shrinks = size_bytes < view.record.size_bytes;
         if shrinks {
-            self.refuse_if_in_use(&view).await?;
+            self.refuse_if_in_use(&view, dry_run).await?;
         }
         if dry_run || size_bytes == view.record.size_bytes {
             return Ok(view);
@@ -540,18 +612,16 @@ impl<W: World, S: Components> Node<W, S> {
             let rest = view.record.size_bytes - size_bytes;
             let discarded = volume.discard(size_bytes, rest).await;
             discarded.map_err(|e| ManageError::Failed(e.to_string()))?;
-            self.edit_object(name, id, |record| {
-                record.size_bytes = size_bytes;
-                Ok(())
-            })
-            .await?;
-            return self.volume(name).await;
+            // That may have taken long.
+            self.refuse_if_in_use(&view, false).await?;
         }
         // Only the owner changes a record in use; an object without one gets one.
-        self.0.objects.adopt(id).await.map_err(ManageError::Failed)?;
-        let owner = self.volume(name).await?.record.owner;
-        let host = owner.ok_or_else(|| ManageError::Failed("the volume has no owner".into()))?.host;
-        self.ask(host, Ask::Grow { object: id, size_bytes }).await?;
+        let host = self.owned_by(name, id).await?;
+        let ask = match shrinks {
+            true => Ask::Shrink { object: id, size_bytes },
+            false => Ask::Grow { object: id, size_bytes },
+        };
+        self.ask(host, ask).await?;
         self.volume(name).await
     }
 
@@ -602,21 +672,8 @@ impl<W: World, S: Components> Node<W, S> {
 }
 
 fn check_size(size_bytes: u64) -> Result<(), ManageError> {
-    if size_bytes == 0 {
-        return Err(ManageError::Invalid("the size is 0; a volume has at least 1 MiB".into()));
-    }
-    if !size_bytes.is_multiple_of(BLOCK) {
-        return Err(ManageError::Invalid(format!(
-            "the size {size_bytes} is not a multiple of 4 KiB; the next one is {}",
-            size_bytes.next_multiple_of(BLOCK)
-        )));
-    }
-    if size_bytes > OBJECT_MAX {
-        return Err(ManageError::Invalid(format!(
-            "the size {} is more than the largest volume, {}",
-            iec(size_bytes),
-            iec(OBJECT_MAX)
-        )));
-    }
-    Ok(())
+    check_object_size(size_bytes).map_err(|(why, near)| {
+        let near = near.map(|near| format!("; the next one is {near}")).unwrap_or_default();
+        ManageError::Invalid(format!("the size {why}{near}"))
+    })
 }

@@ -3,7 +3,7 @@
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How much an event matters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -73,6 +73,9 @@ pub struct GroupStatus {
     pub metadata_bytes: u64,
     /// Blocks put in by resync and repair.
     pub blocks_copied_in: u64,
+    /// Components in it.
+    #[serde(default)]
+    pub components: u32,
     /// Scrub: blocks looked at in this pass.
     pub scrub_checked: u64,
     /// Scrub: blocks to look at.
@@ -81,6 +84,15 @@ pub struct GroupStatus {
     pub scrub_bad: u64,
     /// Scrub: a pass is running.
     pub scrub_running: bool,
+    /// Scrub: when the pass began, in milliseconds since 1970; 0: none has.
+    #[serde(default)]
+    pub scrub_began_ms: u64,
+    /// Scrub: when it ended or was stopped, if it has.
+    #[serde(default)]
+    pub scrub_ended_ms: Option<u64>,
+    /// Scrub: it came to its end.
+    #[serde(default)]
+    pub scrub_whole: bool,
 }
 
 /// One object as its owner sees it.
@@ -96,7 +108,10 @@ pub struct ObjectStatus {
     pub resync_bytes_left: u64,
     /// Compared or copied so far in this run.
     pub resync_bytes_done: u64,
-    /// Copied since this owner began.
+    /// The component that is brought up to date in this run; others wait for their turn.
+    #[serde(default)]
+    pub resync_component: Option<ComponentId>,
+    /// Copied so far in this run.
     pub resync_bytes_copied: u64,
     /// Seconds that this run has taken so far.
     pub resync_seconds: f64,
@@ -117,6 +132,9 @@ pub struct HostStatus {
     pub components: BTreeMap<ComponentId, u64>,
     /// Volumes that its front ends have open, with the number of clients.
     pub open_volumes: BTreeMap<ObjectId, u32>,
+    /// Hosts that it is connected to, itself included.
+    #[serde(default)]
+    pub reaches: BTreeSet<HostId>,
     /// Resync is paused on it.
     pub resync_paused: bool,
     /// Bytes per second that resync may use; 0: no limit.

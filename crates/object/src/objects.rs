@@ -14,6 +14,7 @@ use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
 use atoll_format::op::OpKind;
 use atoll_format::record::{ObjectRecord, OwnerRecord};
+use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::sync::Notify;
 use atoll_world::{Components, Lane, Nanos, World, sometimes};
@@ -85,6 +86,9 @@ pub enum Event {
     },
 }
 
+const NOT_OWNER: &str = "this host does not own the volume";
+const OWNER_CHANGED: &str = "the volume's owner has changed: try again";
+
 /// Events kept until they are taken; the oldest go first.
 const EVENTS_MAX: usize = 1024;
 
@@ -135,6 +139,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     resync_paused: Cell<bool>,
     /// Bytes per second; 0: as fast as guests allow.
     resync_limit: Cell<u64>,
+    /// Bytes per second; 0: none.
+    resync_floor: Cell<u64>,
     serial: Cell<u64>,
     renew_now: Notify,
     admin: RefCell<Option<AdminHandler>>,
@@ -174,6 +180,12 @@ impl<W: World, S: Components> Ctx<W, S> {
         if let Some(span) = bytes.saturating_mul(1_000_000_000).checked_div(limit) {
             self.world.sleep(Nanos(span)).await;
         }
+    }
+    /// How long a resync may leave a chunk that took so long to guests, and keep its floor.
+    pub fn resync_yield_max(&self, took: Nanos) -> Nanos {
+        let chunk = CHUNK * 1_000_000_000;
+        let span = chunk.checked_div(self.resync_floor.get()).map_or(Nanos(u64::MAX), Nanos);
+        Nanos(span.0.saturating_sub(took.0))
     }
     /// Where a member that is gone can be rebuilt.
     pub fn replacement(
@@ -251,6 +263,7 @@ impl<W: World, S: Components> Objects<W, S> {
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
             resync_limit: Cell::new(0),
+            resync_floor: Cell::new(0),
             serial: Cell::new(0),
             renew_now: Notify::default(),
             admin: RefCell::new(None),
@@ -278,6 +291,11 @@ impl<W: World, S: Components> Objects<W, S> {
         self.0.peers()
     }
 
+    /// When this life began.
+    pub fn started(&self) -> Nanos {
+        self.0.started
+    }
+
     /// Who answers management requests of other hosts.
     pub fn set_admin(&self, handler: AdminHandler) {
         *self.0.admin.borrow_mut() = Some(handler);
@@ -296,6 +314,12 @@ impl<W: World, S: Components> Objects<W, S> {
     /// Seconds that a member may be away before it is rebuilt elsewhere.
     pub fn set_repair_delay(&self, seconds: u32) {
         self.0.repair_delay_s.set(seconds);
+    }
+
+    /// Bytes per second that the resync of an object reaches however busy guests are, as far as
+    /// disks and network can (0: none). What [`set_resync`](Self::set_resync) says goes first.
+    pub fn set_resync_floor(&self, bytes_per_second: u64) {
+        self.0.resync_floor.set(bytes_per_second);
     }
 
     /// Pauses or resumes resync on this host, and limits it to bytes per second (0: no limit).
@@ -357,6 +381,35 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
+    /// Shrinks an object that this host owns; the caller has discarded what lies beyond. Every copy
+    /// must be up to date: what one of them lacks is not looked for beyond the end afterwards, and
+    /// would show when the object grows again.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn shrink(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
+        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
+        let behind = |record: &ObjectRecord| {
+            record.members().find(|(_, m)| !m.state.is_active()).map(|(_, m)| m.host)
+        };
+        let edit = |record: &mut ObjectRecord| {
+            let shrinks = size_bytes < record.size_bytes && behind(record).is_none();
+            if shrinks {
+                record.size_bytes = size_bytes;
+            }
+            shrinks
+        };
+        owner.change(edit).await.map_err(|_| OWNER_CHANGED)?;
+        let record = owner.0.record.borrow();
+        match behind(&record) {
+            Some(host) if record.size_bytes > size_bytes => Err(format!(
+                "the copy on host {} is not up to date: shrink when all copies are",
+                self.0.host_name(host)
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Grows an object that this host owns (in place: the same legs).
     ///
     /// # Errors
@@ -364,12 +417,13 @@ impl<W: World, S: Components> Objects<W, S> {
     pub async fn grow(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
         use atoll_format::record::legs_needed;
         use atoll_format::units::BLOCKS_PER_CHUNK;
-        let owner = self.0.owner(object).ok_or("this host does not own the volume")?;
+        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
         let mut grown = owner.0.record.borrow().clone();
         if size_bytes < grown.size_bytes {
             return Err("the volume would shrink".into());
         }
-        if legs_needed(&grown.policy, size_bytes) != grown.legs.len() {
+        // One that was shrunk has kept its legs.
+        if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
             return Err(format!(
                 "the volume would need {} legs and has {}: copy it to a new volume of that size",
                 legs_needed(&grown.policy, size_bytes),
@@ -397,7 +451,7 @@ impl<W: World, S: Components> Objects<W, S> {
             record.size_bytes = record.size_bytes.max(size_bytes);
             grows
         };
-        owner.change(edit).await.map_err(|_| "the volume's owner has changed: try again".into())
+        owner.change(edit).await.map_err(|_| OWNER_CHANGED.into())
     }
 
     /// A block of a component is bad: its object's owner, if it is here, repairs it.

@@ -29,7 +29,9 @@ pub struct Progress {
     pub bytes_left: u64,
     /// Bytes compared or copied so far in this run.
     pub bytes_done: u64,
-    /// Bytes copied since this owner began.
+    /// The component of this run; members are brought up to date one after another.
+    pub component: Option<ComponentId>,
+    /// Bytes copied so far in this run.
     pub bytes_copied: u64,
     /// When this run began.
     pub since: Nanos,
@@ -269,11 +271,14 @@ impl<W: World, S: Components> Owner<W, S> {
             progress.bytes_left += total;
             progress.since = self.now();
             progress.bytes_done = 0;
+            progress.bytes_copied = 0;
+            progress.component = Some(member.component);
         }
         let result = self.resync_chunks(leg, slot, &chunks).await;
         {
             let mut progress = self.0.resync.borrow_mut();
             progress.running = false;
+            progress.component = None;
             progress.bytes_left = 0;
         }
         result?;
@@ -313,7 +318,8 @@ impl<W: World, S: Components> Owner<W, S> {
             // never so long that the resync does not end.
             if self.0.guest_ops.get() != guests {
                 let took = self.now().since(began);
-                self.world().sleep((took * 2).min(YIELD_MAX)).await;
+                let most = self.0.ctx.resync_yield_max(took).min(YIELD_MAX);
+                self.world().sleep((took * 2).min(most)).await;
             }
             self.0.ctx.resync_pace(copied).await;
         }

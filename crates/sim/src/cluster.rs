@@ -580,7 +580,7 @@ impl<T: Storage> Cluster<T> {
                 Ok(read) => read,
                 Err(error) => {
                     // What clients never read, a scrub finds.
-                    store.scrub(Some(member.component), 1 << 30);
+                    store.scrub(Some(&[member.component]), 1 << 30);
                     return Ok(Err(format!("copy on h{host}, chunk {chunk}: {error}")));
                 }
             };

@@ -477,7 +477,7 @@ impl Components for IdealStore {
         self.in_turn(move |medium| medium.copy_in(id, session, &copy)).await
     }
 
-    fn scrub(&self, _only: Option<ComponentId>, _bytes_per_second: u64) {}
+    fn scrub(&self, _only: Option<&[ComponentId]>, _bytes_per_second: u64) {}
 
     fn scrub_progress(&self) -> ScrubProgress {
         ScrubProgress { idle: true, ..ScrubProgress::default() }

@@ -65,6 +65,14 @@ pub enum FormatError {
         /// The smallest size.
         min_bytes: u64,
     },
+    /// Its blocks have no numbers.
+    #[error("device {device} has {}, a disk of a group has less than {}", iec(*.len_bytes), iec(limits::DEVICE_END))]
+    TooLarge {
+        /// Which, by its place in the list.
+        device: usize,
+        /// Its size.
+        len_bytes: u64,
+    },
     /// The log does not fit, or has fewer than four segments.
     #[error(
         "a log of {} does not fit: between {} and {} are possible",
@@ -167,6 +175,9 @@ async fn refuse_unfit<D: Disk>(device: usize, disk: &D) -> Result<(), FormatErro
     if len_bytes < limits::DEVICE_MIN {
         let min_bytes = limits::DEVICE_MIN;
         return Err(FormatError::TooSmall { device, len_bytes, min_bytes });
+    }
+    if len_bytes >= limits::DEVICE_END {
+        return Err(FormatError::TooLarge { device, len_bytes });
     }
     let found = inspect(disk).await.map_err(|e| FormatError::Io { device, why: e.to_string() })?;
     match found {

@@ -5,6 +5,8 @@ use atoll_world::Nanos;
 
 /// Smallest device that is accepted.
 pub const DEVICE_MIN: u64 = 1 << 30;
+/// Devices are smaller: blocks of a device have 32-bit numbers.
+pub const DEVICE_END: u64 = (u32::MAX as u64 + 1) * BLOCK;
 /// Segments of the log are this long, and shorter only where fewer than [`SEGMENTS_WANTED`] fit.
 pub const SEGMENT_MAX: u64 = 64 << 20;
 /// Shortest segment: four of the largest batches.

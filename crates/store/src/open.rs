@@ -333,8 +333,8 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
         }
         capacity.push(Capacity { device, pages, slots });
     }
-    if labels.iter().any(|l| l.size_bytes / BLOCK > u64::from(u32::MAX)) {
-        return Err(bad("a device larger than 16 TiB"));
+    if labels.iter().any(|l| l.size_bytes >= limits::DEVICE_END) {
+        return Err(bad("a device of 16 TiB or more"));
     }
     let journal = region(log, RegionKind::Journal)?;
     if journal.len < limits::JOURNAL_MIN {

@@ -1,13 +1,14 @@
 //! Background scrub: reads and verifies every block that has bytes, in the log and at home.
 //!
-//! What does not match is marked, counted and reported; repair comes from another member. The rate
-//! is bounded; a new pass replaces the one that runs.
+//! What does not match is marked, counted and reported; what was marked before, or lies under tags
+//! that cannot be read, is counted too. Repair comes from another member. The rate is bounded; a
+//! new pass replaces the one that runs, and rate 0 stops it.
 
 use crate::group::Group;
 use crate::read;
 use atoll_format::chunk::NONE;
 use atoll_format::id::ComponentId;
-use atoll_format::op::{BlockRange, BlockState};
+use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
@@ -21,59 +22,104 @@ const STEP: u16 = 64;
 #[derive(Default)]
 pub(crate) struct ScrubTurn(Cell<u64>);
 
-/// Starts a pass.
+/// Starts a pass; with rate 0 stops the one that runs, whose numbers stay.
 pub(crate) fn start<W: World>(
     group: &Rc<Group<W>>,
     turn: &Rc<ScrubTurn>,
-    only: Option<ComponentId>,
+    only: Option<&[ComponentId]>,
     bytes_per_second: u64,
 ) {
     let mine = turn.0.get() + 1;
     turn.0.set(mine);
+    let now = group.world.now();
+    if bytes_per_second == 0 {
+        let scrub = &mut group.state.borrow_mut().scrub;
+        if !scrub.idle {
+            scrub.ended = Some(now);
+        }
+        scrub.idle = true;
+        return;
+    }
     let todo: Vec<ComponentId> = {
         let mut state = group.state.borrow_mut();
         let some: Vec<_> = state
             .components
             .values()
-            .filter(|c| c.durable && !c.deleting && only.is_none_or(|id| id == c.id))
+            .filter(|c| c.durable && !c.deleting && only.is_none_or(|ids| ids.contains(&c.id)))
             .map(|c| (c.id, u64::from(c.slots_used) * u64::from(BLOCKS_PER_CHUNK) + c.log_live))
             .collect();
         let blocks_total = some.iter().map(|(_, blocks)| blocks).sum();
-        state.scrub = ScrubProgress { blocks_total, ..ScrubProgress::default() };
+        state.scrub = ScrubProgress {
+            blocks_total,
+            began: Some(now),
+            everything_at: state.scrub.everything_at,
+            ..ScrubProgress::default()
+        };
         some.into_iter().map(|(id, _)| id).collect()
     };
-    let pass = pass(group.clone(), turn.clone(), mine, todo, bytes_per_second.max(BLOCK));
-    group.world.spawn(pass);
+    let everything = only.is_none();
+    let (group, turn) = (group.clone(), turn.clone());
+    group.world.clone().spawn(async move {
+        let whole = pass(&group, &turn, mine, todo, bytes_per_second.max(BLOCK)).await;
+        // A newer pass has begun to count anew.
+        if turn.0.get() == mine {
+            let scrub = &mut group.state.borrow_mut().scrub;
+            scrub.idle = true;
+            scrub.ended = Some(group.world.now());
+            scrub.whole = whole;
+            if whole {
+                if everything {
+                    scrub.everything_at = scrub.ended;
+                }
+                // The total was an estimate by whole chunks.
+                scrub.blocks_total = scrub.blocks_checked;
+            }
+        }
+    });
 }
 
+/// Returns whether it came to its end.
 async fn pass<W: World>(
-    group: Rc<Group<W>>,
-    turn: Rc<ScrubTurn>,
+    group: &Rc<Group<W>>,
+    turn: &ScrubTurn,
     mine: u64,
     todo: Vec<ComponentId>,
     bytes_per_second: u64,
-) {
+) -> bool {
+    let stop = || turn.0.get() != mine || group.closing.get() || group.failed.borrow().is_some();
     let mut due = group.world.now();
     for id in todo {
         let mut next = 0;
-        while let Some(chunk) = next_chunk(&group, id, next) {
+        while let Some(chunk) = next_chunk(group, id, next) {
             next = chunk + 1;
-            // What cannot be read as a whole is found block by block below.
-            let Ok(tags) = read::tags(&group, id, chunk).await else { continue };
-            // Known to be bad since long, perhaps told to somebody who could not mend it then.
-            if let Some(at) = tags.iter().position(|t| t.state == BlockState::Bad) {
-                let block = chunk * BLOCKS_PER_CHUNK + at as u32;
-                group.state.borrow_mut().event(StoreEvent::BadBlock { component: id, block });
+            let tags = read::tags(group, id, chunk).await;
+            if stop() {
+                return false;
             }
+            let known_bad = match &tags {
+                Ok(tags) => bad_blocks(chunk, tags),
+                Err(StoreError::Bad(blocks)) => blocks.clone(),
+                // Its device has failed: nothing of it has good bytes here, and that was told.
+                Err(StoreError::Failed(_)) => {
+                    count(group, u64::from(BLOCKS_PER_CHUNK), u64::from(BLOCKS_PER_CHUNK));
+                    continue;
+                }
+                // Deleted meanwhile.
+                Err(_) => break,
+            };
+            // Known to be bad since long, perhaps told to somebody who could not mend it then.
+            if let Some(&block) = known_bad.first() {
+                group.state.borrow_mut().event(StoreEvent::BadBlock { component: id, block });
+                count(group, known_bad.len() as u64, known_bad.len() as u64);
+            }
+            let tags = tags.unwrap_or_default();
             let raw: Vec<bool> = tags.iter().map(|t| t.state == BlockState::Raw).collect();
             for (first, count) in runs(&raw) {
-                let stop =
-                    turn.0.get() != mine || group.closing.get() || group.failed.borrow().is_some();
-                if stop {
-                    return;
+                if stop() {
+                    return false;
                 }
                 let start = chunk * BLOCKS_PER_CHUNK + first;
-                verify(&group, id, BlockRange { start, count }).await;
+                verify(group, id, BlockRange { start, count }).await;
                 let bytes = u64::from(count) * BLOCK;
                 due = due.max(group.world.now())
                     + Nanos(bytes.saturating_mul(1_000_000_000) / bytes_per_second);
@@ -83,9 +129,20 @@ async fn pass<W: World>(
             }
         }
     }
-    if turn.0.get() == mine {
-        group.state.borrow_mut().scrub.idle = true;
-    }
+    !stop()
+}
+
+/// The blocks of a chunk that are marked, or whose tags cannot be read.
+fn bad_blocks(chunk: u32, tags: &[BlockTag]) -> Vec<u32> {
+    let blocks = (chunk * BLOCKS_PER_CHUNK..).zip(tags);
+    blocks.filter(|(_, tag)| tag.state == BlockState::Bad).map(|(block, _)| block).collect()
+}
+
+fn count<W: World>(group: &Group<W>, checked: u64, bad: u64) {
+    let scrub = &mut group.state.borrow_mut().scrub;
+    scrub.blocks_checked += checked;
+    scrub.blocks_bad += bad;
+    scrub.blocks_total = scrub.blocks_total.max(scrub.blocks_checked);
 }
 
 fn next_chunk<W: World>(group: &Group<W>, id: ComponentId, from: u32) -> Option<u32> {
@@ -144,9 +201,8 @@ async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRan
         Err(StoreError::Bad(_)) => u64::from(range.count) - bad,
         Err(_) => 0,
     };
-    state.scrub.blocks_checked += u64::from(range.count);
-    state.scrub.blocks_bad += bad;
-    state.scrub.blocks_total = state.scrub.blocks_total.max(state.scrub.blocks_checked);
+    drop(state);
+    count(group, u64::from(range.count), bad);
 }
 
 #[cfg(test)]

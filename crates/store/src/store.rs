@@ -396,8 +396,12 @@ impl<W: World> Components for Store<W> {
         let local = {
             let state = self.group.state.borrow();
             let c = state.find(id)?;
-            if blocks < c.spec.blocks || u64::from(blocks) * BLOCK > COMPONENT_MAX {
+            if u64::from(blocks) * BLOCK > COMPONENT_MAX {
                 return Err(StoreError::Malformed("size of a component"));
+            }
+            // Its object was shrunk before: the room is there.
+            if blocks <= c.spec.blocks {
+                return Ok(());
             }
             c.local
         };
@@ -588,7 +592,7 @@ impl<W: World> Components for Store<W> {
         Ok(count)
     }
 
-    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64) {
+    fn scrub(&self, only: Option<&[ComponentId]>, bytes_per_second: u64) {
         scrub::start(&self.group, &self.scrub_turn, only, bytes_per_second);
     }
 

@@ -8,7 +8,7 @@ use atoll_format::superblock::{RegionKind, Shape, Superblock};
 use atoll_store::{
     FormatError, Inspection, OpenError, OpenSpec, Store, format_group, inspect, wipe,
 };
-use atoll_world::components::{Components, StoreError, StoreEvent};
+use atoll_world::components::{Components, ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
 use common::{
     CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, plain_op, spec, versions,
@@ -356,6 +356,13 @@ fn devices_that_cannot_be_formatted_are_refused_before_anything_is_written() {
     let fresh = || Image::new(SIZE);
     let (done, writes) = try_format(&[Image::new(SIZE - 4096)], Shape::SingleTier, None);
     assert!(matches!(done, Err(FormatError::TooSmall { device: 0, .. })) && writes == 0);
+    let (done, writes) = try_format(&[Image::new(16 << 40)], Shape::SingleTier, None);
+    let too_large = FormatError::TooLarge { device: 0, len_bytes: 16 << 40 };
+    assert!(done == Err(too_large.clone()) && writes == 0, "{done:?}");
+    assert_eq!(
+        too_large.to_string(),
+        "device 0 has 16.0 TiB, a disk of a group has less than 16.0 TiB"
+    );
     let (done, writes) = try_format(&formatted(1), Shape::SingleTier, None);
     assert!(matches!(done, Err(FormatError::Ours { cluster: CLUSTER, .. })) && writes == 0);
     for log_bytes in [MIB, SIZE] {
@@ -600,11 +607,89 @@ fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
     let bad: Vec<StoreEvent> = store.take_events();
     let expect = |block| StoreEvent::BadBlock { component: ID, block };
     assert_eq!(bad, [expect(515), expect(521)]);
-    store.scrub(Some(ID), 4096 * 10);
+    store.scrub(Some(&[ID]), 4096 * 10);
     m.world.pass(Nanos::from_ms(1_500));
     let progress = store.scrub_progress();
     assert!(!progress.idle && progress.blocks_checked < 80, "the rate is kept: {progress:?}");
     store.audit().expect("adds up");
+}
+
+#[test]
+fn a_scrub_at_rate_zero_stops_the_one_that_runs() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    store.scrub(None, 4096 * 10);
+    m.world.pass(Nanos::from_ms(1_500));
+    assert!(!store.scrub_progress().idle);
+    store.scrub(None, 0);
+    let stopped = store.scrub_progress();
+    assert!(stopped.idle && stopped.blocks_checked < stopped.blocks_total, "{stopped:?}");
+    assert!(stopped.ended > stopped.began && !stopped.whole, "{stopped:?}");
+    // What was being read when it was stopped still counts.
+    m.world.pass(Nanos::from_secs(5));
+    let stopped = store.scrub_progress();
+    m.world.pass(Nanos::from_secs(60));
+    assert_eq!(store.scrub_progress(), stopped, "nothing is looked at any more");
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked == 92, "{progress:?}");
+    assert_eq!(progress.blocks_total, 92, "known once it is done");
+    assert!(progress.whole && progress.began > stopped.ended, "{progress:?}");
+    assert_eq!((stopped.everything_at, progress.everything_at), (None, progress.ended));
+}
+
+#[test]
+fn a_scrub_of_some_components_is_one_pass_over_all_of_them() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    m.world.run(async {
+        for id in 2..=4 {
+            make(&store, id, 600).await.expect("made");
+            let of = ComponentId(id);
+            store.append(of, FIRST, write_op(1, 10, &[1, 2, 3])).await.expect("written");
+        }
+    });
+    store.scrub(Some(&[ComponentId(2), ComponentId(4)]), 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked == 6, "{progress:?}");
+}
+
+#[test]
+fn a_scrub_of_a_group_that_fails_does_not_run_for_ever() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    store.scrub(None, 4096 * 10);
+    m.world.pass(Nanos::from_ms(1_500));
+    m.disks[0].fail_writes();
+    m.world.run(async {
+        let _ = store.append(ID, FIRST, write_op(900, 1_999, &[42])).await;
+    });
+    m.world.pass(Nanos::from_secs(10));
+    assert!(store.failed().is_some());
+    let progress = store.scrub_progress();
+    assert!(progress.idle && progress.blocks_checked < progress.blocks_total, "{progress:?}");
+}
+
+#[test]
+fn a_scrub_counts_what_lies_under_tags_that_cannot_be_read() {
+    let images = lived_in(1);
+    let m = Machine::new(1, &images);
+    let (pages, len) = region(&images[0], RegionKind::Pages);
+    m.disks[0].fail_reads(pages, len);
+    let store = m.store();
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let first = store.scrub_progress();
+    // Four chunks at home; of two of them something is newer in the log.
+    assert!(first.idle && first.blocks_bad > 256, "{first:?}");
+    assert!(first.blocks_checked >= first.blocks_bad, "{first:?}");
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    let again = store.scrub_progress();
+    let counts = |p: ScrubProgress| (p.blocks_checked, p.blocks_bad);
+    assert_eq!(counts(again), counts(first), "and what is known is counted again");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A store knows components and bytes, never objects, hosts or policies. It enforces the parts
 //! of the mirror protocol that have to be durable: epochs (R1) and sessions (R2).
 
-use crate::Buf;
+use crate::{Buf, Nanos};
 use atoll_format::id::{ComponentId, Epoch, GroupId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
 use std::future::Future;
@@ -146,12 +146,21 @@ pub struct GroupSpace {
 pub struct ScrubProgress {
     /// Blocks looked at.
     pub blocks_checked: u64,
-    /// Blocks to look at in all.
+    /// Blocks to look at in all: an estimate until the pass has come to its end, when it is what
+    /// was looked at.
     pub blocks_total: u64,
-    /// Blocks whose checksum did not match.
+    /// Blocks without good bytes here: newly found, and known from before.
     pub blocks_bad: u64,
     /// No pass is running.
     pub idle: bool,
+    /// When the pass began, if there was one since the store was opened.
+    pub began: Option<Nanos>,
+    /// When it came to its end, or was stopped.
+    pub ended: Option<Nanos>,
+    /// It came to its end.
+    pub whole: bool,
+    /// When a pass over everything last came to its end.
+    pub everything_at: Option<Nanos>,
 }
 
 /// Something that an administrator would want to know; kept until taken, the oldest dropped.
@@ -266,7 +275,8 @@ pub trait Components: Clone + 'static {
     ) -> impl Future<Output = Result<(), StoreError>>;
     /// Removes a component and frees its space; durable on return; repeating it does nothing.
     fn delete(&self, id: ComponentId) -> impl Future<Output = Result<(), StoreError>>;
-    /// Changes its largest size (only upwards); durable on return.
+    /// Changes its largest size, only upwards: one that is as large already stays as it is; durable
+    /// on return.
     fn grow(&self, id: ComponentId, blocks: u32) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Durably promises to refuse lower epochs (R1); refuses if a higher one was promised.
@@ -343,8 +353,9 @@ pub trait Components: Clone + 'static {
         copy: Copy,
     ) -> impl Future<Output = Result<u32, StoreError>>;
 
-    /// Starts a pass over every block of every component (or of one), in the background.
-    fn scrub(&self, only: Option<ComponentId>, bytes_per_second: u64);
+    /// Starts a pass over every block of every component (or of these), in the background; it
+    /// takes the place of one that runs. Rate 0 stops that one and starts none.
+    fn scrub(&self, only: Option<&[ComponentId]>, bytes_per_second: u64);
     /// How far it is.
     fn scrub_progress(&self) -> ScrubProgress;
 }

@@ -128,5 +128,8 @@ pub trait Volumes: Clone + 'static {
     /// [`VolumeError::Gone`]: there is none; others: try again later.
     fn open(&self, name: &str) -> impl Future<Output = Result<Self::Volume, VolumeError>>;
     /// All names, sorted, at most `max`.
-    fn list(&self, max: usize) -> impl Future<Output = Vec<ExportName>>;
+    ///
+    /// # Errors
+    /// The names are not known now: that is not the same as none.
+    fn list(&self, max: usize) -> impl Future<Output = Result<Vec<ExportName>, VolumeError>>;
 }

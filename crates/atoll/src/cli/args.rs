@@ -424,6 +424,9 @@ pub enum Volume {
     Delete {
         /// Its name
         name: String,
+        /// Also if a host that does not answer may use it
+        #[arg(long)]
+        force: bool,
     },
     /// Copy an image (raw or qcow2) into a volume, which is created if it does not exist
     #[command(after_help = "Example: atoll volume import vm1 debian-12.qcow2 --verify")]
@@ -475,13 +478,13 @@ pub enum Resync {
     /// Show what is being brought up to date, bytes left and an estimate
     #[command(after_help = "Example: atoll resync show")]
     Show,
-    /// Hold resync everywhere
+    /// Hold resync on all hosts that answer, until they restart
     #[command(after_help = "Example: atoll resync pause")]
     Pause,
     /// Let resync go on
     #[command(after_help = "Example: atoll resync resume")]
     Resume,
-    /// Set a ceiling per host
+    /// Set a ceiling on all hosts that answer, until they restart
     #[command(after_help = "Example: atoll resync limit 100M")]
     Limit {
         /// Bytes per second; 0: no ceiling

@@ -354,9 +354,10 @@ async fn volume(context: &Context, volume: Volume) -> Run {
             let call = context.change(Method::POST, &path).json(&request);
             context.out.one(&context.item::<types::Volume>(call).await?)
         }
-        Volume::Delete { name } => {
+        Volume::Delete { name, force } => {
             let path = format!("/volumes/{}", segment("volume", &name)?);
-            let mut call = context.change(Method::DELETE, &path);
+            let forced = if force { format!("{path}?force=true") } else { path.clone() };
+            let mut call = context.change(Method::DELETE, &forced);
             if !context.globals.yes && !context.globals.dry_run && !context.globals.curl {
                 // What was shown is what is deleted.
                 let shown = context.client.item::<types::Volume>(get(&path)).await?.item;

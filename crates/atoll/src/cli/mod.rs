@@ -84,6 +84,9 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if let Some(problem) = meaningless(&cli) {
+        return fail(problem.into());
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return fail(Problem::new(Code::Failed, format!("no runtime: {e}")).into()),
@@ -109,6 +112,34 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(()) => 0,
         Err(failure) => fail(failure),
     }
+}
+
+/// An option that the command would not heed, though it promises that nothing is changed.
+fn meaningless(cli: &Cli) -> Option<Problem> {
+    // None of these can show its requests instead of sending them; some can rehearse.
+    let (command, dry_run) = match &cli.command {
+        Command::Serve(_) => ("serve", false),
+        Command::Directory(_) => ("directory", false),
+        Command::Sim(_) => ("sim", false),
+        Command::Dev(_) => ("dev", false),
+        Command::Completion(_) => ("completion", false),
+        Command::Man(_) => ("man", false),
+        // They are many requests, and the data goes another way.
+        Command::Volume(args::Volume::Import { .. }) => ("volume import", true),
+        Command::Volume(args::Volume::Export { .. }) => ("volume export", true),
+        _ => return None,
+    };
+    let option = match (cli.globals.curl, cli.globals.dry_run && !dry_run) {
+        (true, _) => "--curl",
+        (false, true) => "--dry-run",
+        (false, false) => return None,
+    };
+    let detail = format!("the argument '{option}' cannot be used with 'atoll {command}'");
+    let hint = match dry_run {
+        true => "--dry-run checks and changes nothing".to_owned(),
+        false => format!("usage: atoll {command} [OPTIONS] (--help tells more)"),
+    };
+    Some(Problem::new(Code::Usage, detail).hint(hint))
 }
 
 async fn dispatch(context: &Context, command: Command) -> Run {

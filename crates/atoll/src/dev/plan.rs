@@ -15,7 +15,7 @@ pub const SOCKET: &str = "dev.sock";
 /// The smallest disk that a store accepts, in bytes.
 const DISK_MIN: u64 = 1 << 30;
 /// The largest, in bytes.
-const DISK_MAX: u64 = 16 << 40;
+const DISK_END: u64 = atoll_store::limits::DEVICE_END;
 
 /// A cluster on one machine.
 #[derive(Clone, Debug)]
@@ -73,12 +73,12 @@ impl Plan {
             );
             return Err(Problem::new(Code::BadValue, detail).hint("choose a shorter directory"));
         }
-        if !(DISK_MIN..=DISK_MAX).contains(&start.disk_size) {
+        if !(DISK_MIN..DISK_END).contains(&start.disk_size) {
             let detail = format!(
-                "--disk-size {} is not between {} and {}",
+                "--disk-size {} is not between {} and just below {}",
                 iec(start.disk_size),
                 iec(DISK_MIN),
-                iec(DISK_MAX)
+                iec(DISK_END)
             );
             return Err(Problem::new(Code::BadSize, detail));
         }
@@ -269,6 +269,9 @@ mod tests {
     fn impossible_plans_are_refused() {
         let long = format!("/tmp/{}", "x".repeat(100));
         assert!(Plan::new(&start(&long)).unwrap_err().detail.contains("Unix sockets allow 107"));
+        let large = DevStart { disk_size: 16 << 40, ..start("/tmp/x") };
+        let why = Plan::new(&large).unwrap_err().to_string();
+        assert!(why.contains("just below 16.0 TiB"), "{why}");
         let small = DevStart { disk_size: 1 << 20, ..start("/tmp/x") };
         assert!(Plan::new(&small).unwrap_err().detail.contains("not between 1.0 GiB"));
         assert!(Plan::new(&start("/tmp/a\"b")).is_err());

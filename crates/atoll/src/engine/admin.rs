@@ -2,8 +2,9 @@
 //! interface.
 
 use super::meter::{Totals, add};
+use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
-use crate::control::Sample;
+use crate::control::{Change, Sample};
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
@@ -14,7 +15,9 @@ use atoll_api::types::{
 use atoll_api::{Code, Problem};
 use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
-use atoll_node::{CreateVolume, HostStatus, ManageError, NodeEvent, Severity, VolumeView};
+use atoll_node::{
+    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Severity, VolumeView,
+};
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
 use std::collections::BTreeMap;
@@ -48,6 +51,9 @@ pub fn problem(error: ManageError) -> Problem {
         ManageError::CannotPlace(refusal) => cannot_place(&refusal),
         ManageError::InUse { name, .. } => Problem::new(Code::InUse, detail)
             .hint(format!("'atoll session list --volume {name}' names its clients")),
+        ManageError::MayBeInUse { name, host, .. } => Problem::new(Code::InUse, detail).hint(
+            format!("start {host}; if it is dead for good: atoll volume delete {name} --force"),
+        ),
         // The node says it of policies too, with a sentence of its own.
         ManageError::Conflict(what) if what.contains(" is used by ") => {
             Problem::new(Code::InUse, what)
@@ -165,13 +171,16 @@ impl View {
                     continue;
                 }
                 moving = true;
+                // One at a time; the others' turn comes.
+                let now = owner.resync_component == Some(member.component);
+                let bytes = |bytes: u64| if now { bytes } else { 0 };
                 resync.items.push(ResyncItem {
                     volume: volume.name.clone(),
                     leg: leg as u32,
                     component: member.component.to_string(),
                     host: host_name(&self.hosts, member.host),
-                    bytes_left: owner.resync_bytes_left,
-                    bytes_done: owner.resync_bytes_copied,
+                    bytes_left: bytes(owner.resync_bytes_left),
+                    bytes_done: bytes(owner.resync_bytes_copied),
                 });
             }
             if !moving {
@@ -337,7 +346,6 @@ impl Engine {
         for (record, _, status) in self.running()?.node.hosts() {
             for group in record.groups {
                 let said = status.as_ref().and_then(|s| s.groups.iter().find(|g| g.id == group.id));
-                let components = status.as_ref().map_or(0, |s| s.components.len());
                 groups.push(Group {
                     id: group.id.to_string(),
                     host: record.name.clone(),
@@ -355,7 +363,7 @@ impl Engine {
                     },
                     log_bytes: said.map_or(0, |g| g.log_bytes),
                     log_fill_percent: said.map_or(0, |g| (g.log_fill * 100.0).round() as u8),
-                    components: components as u32,
+                    components: said.map_or(0, |g| g.components),
                 });
             }
         }
@@ -618,15 +626,11 @@ impl Engine {
     }
 
     /// Deletes a volume.
-    pub async fn volume_delete(
-        &self,
-        name: &str,
-        if_revision: Option<u64>,
-        dry_run: bool,
-    ) -> Result<(), Problem> {
+    pub async fn volume_delete(&self, name: &str, change: Change) -> Result<(), Problem> {
+        let Change { dry_run, force, if_revision } = change;
         let name = self.name_of(name).await?;
         let node = &self.running()?.node;
-        node.delete_volume(&name, if_revision, dry_run).await.map_err(problem)?;
+        node.delete_volume(&name, if_revision, force, dry_run).await.map_err(problem)?;
         if !dry_run {
             self.meter.forget(&name);
         }
@@ -734,41 +738,34 @@ impl Engine {
         Ok(())
     }
 
-    /// Work that goes on: resyncs and scrubs.
+    /// Whether there may be tasks that go on, or whose end has not been seen.
+    pub fn may_have_tasks(&self) -> bool {
+        let Ok(running) = self.running() else { return false };
+        let busy = |status: &HostStatus| {
+            status.objects.iter().any(|object| object.resyncing)
+                || status.groups.iter().any(|group| group.scrub_running)
+        };
+        let statuses = running.node.hosts();
+        self.tasks.borrow().is_busy()
+            || busy(&running.node.status())
+            || statuses.iter().filter_map(|(.., status)| status.as_ref()).any(busy)
+    }
+
+    /// Resyncs and scrubs: those that go on, and how the last ones ended.
     pub async fn tasks(&self) -> Result<Vec<Task>, Problem> {
         let running = self.running()?;
+        let volumes = running.node.volumes().await.map_err(problem)?;
         let now = running.world.unix_ms();
-        let mut tasks = Vec::new();
-        for volume in running.node.volumes().await.map_err(problem)? {
-            let Some(owner) = volume.owner.filter(|owner| owner.resyncing) else { continue };
-            let (done, left) = (owner.resync_bytes_done, owner.resync_bytes_left);
-            let percent = (done * 100).checked_div(done + left).unwrap_or(0);
-            tasks.push(Task {
-                id: format!("resync-{}", volume.record.id),
-                kind: "resync".into(),
-                subject: volume.name,
-                state: TaskState::Running,
-                percent: percent.min(99) as u8,
-                message: format!("{} left", atoll_format::units::iec(left)),
-                started_at: rfc3339(now.saturating_sub((owner.resync_seconds * 1e3) as u64)),
-                ended_at: None,
-            });
+        let mut seen: Vec<Seen> = volumes.iter().filter_map(|v| resync_task(v, now)).collect();
+        for (record, _, status) in running.node.hosts() {
+            let mine = record.id == self.host;
+            let status = if mine { Some(running.node.status()) } else { status };
+            let groups = status.into_iter().flat_map(|status| status.groups);
+            seen.extend(groups.filter_map(|group| scrub_task(&group, &record.name)));
         }
-        for scrub in self.scrubs()?.into_iter().filter(|scrub| scrub.blocks_total > 0) {
-            let percent = (scrub.blocks_checked * 100).checked_div(scrub.blocks_total);
-            let percent = percent.unwrap_or(0) as u8;
-            tasks.push(Task {
-                id: format!("scrub-{}", scrub.group),
-                kind: "scrub".into(),
-                subject: format!("{} on {}", scrub.group, scrub.host),
-                state: if scrub.running { TaskState::Running } else { TaskState::Done },
-                percent: if scrub.running { percent.min(99) } else { 100 },
-                message: format!("{} bad blocks", scrub.blocks_bad),
-                started_at: rfc3339(now),
-                ended_at: None,
-            });
-        }
-        Ok(tasks)
+        let mut book = self.tasks.borrow_mut();
+        book.enter(now, seen, |task| fate(task, &volumes));
+        Ok(book.tasks())
     }
 
     /// Events with a higher id, of this host alone or of all that answer.
@@ -951,6 +948,69 @@ impl Engine {
             put(name, help, true, &own, value as f64);
         }
         samples
+    }
+}
+
+fn resync_id(volume: &VolumeView) -> String {
+    format!("resync-{}", volume.record.id)
+}
+
+/// The resync of a volume, if there is one.
+fn resync_task(volume: &VolumeView, now_ms: u64) -> Option<Seen> {
+    if !volume.record.members().any(|(_, member)| member.state.is_resyncing()) {
+        return None;
+    }
+    let owner = volume.owner.as_ref().filter(|owner| owner.resyncing);
+    let (done, left) = owner.map_or((0, 0), |o| (o.resync_bytes_done, o.resync_bytes_left));
+    let percent = (done * 100).checked_div(done + left).unwrap_or(0);
+    let since_ms = owner.map_or(0, |owner| (owner.resync_seconds * 1e3) as u64);
+    Some(Seen {
+        id: resync_id(volume),
+        kind: "resync",
+        subject: volume.name.clone(),
+        percent: percent as u8,
+        message: match owner {
+            Some(_) => format!("{} left", atoll_format::units::iec(left)),
+            None => "waits".into(),
+        },
+        began_ms: now_ms.saturating_sub(since_ms),
+        ended: None,
+    })
+}
+
+/// The last scrub of a group, if there was one.
+fn scrub_task(group: &GroupStatus, host: &str) -> Option<Seen> {
+    if group.scrub_began_ms == 0 {
+        return None;
+    }
+    let percent = (group.scrub_checked * 100).checked_div(group.scrub_total).unwrap_or(0);
+    let (state, what) = match (group.scrub_running, group.scrub_whole) {
+        (true, _) => (TaskState::Running, ""),
+        (false, true) => (TaskState::Done, ""),
+        (false, false) => (TaskState::Failed, "stopped before its end: "),
+    };
+    Some(Seen {
+        id: format!("scrub-{}", group.id),
+        kind: "scrub",
+        subject: format!("{} on {host}", group.id),
+        percent: percent.min(100) as u8,
+        message: format!("{what}{} bad blocks", group.scrub_bad),
+        began_ms: group.scrub_began_ms,
+        ended: group.scrub_ended_ms.map(|at| (at, state)),
+    })
+}
+
+/// How a task has ended that is seen no more.
+fn fate(task: &Seen, volumes: &[VolumeView]) -> (TaskState, String) {
+    if task.kind == "scrub" {
+        return (TaskState::Failed, "its host has restarted, or does not answer".into());
+    }
+    match volumes.iter().find(|volume| resync_id(volume) == task.id) {
+        None => (TaskState::Failed, "the volume was deleted".into()),
+        Some(volume) if volume.record.members().all(|(_, m)| m.state.is_active()) => {
+            (TaskState::Done, "all copies are up to date".into())
+        }
+        Some(_) => (TaskState::Failed, "a copy went away before it was up to date".into()),
     }
 }
 

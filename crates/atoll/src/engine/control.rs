@@ -79,6 +79,20 @@ impl EngineControl {
         Ok(all)
     }
 
+    /// Adds load and clients on every other host that answers.
+    async fn add_others(&self, volumes: &mut [Volume]) -> Answer<()> {
+        for (_, theirs) in self.ask_all::<Volume>("/volumes?scope=local").await? {
+            let theirs: BTreeMap<&str, &Volume> = theirs.iter().map(|v| (&*v.id, v)).collect();
+            for volume in &mut *volumes {
+                if let Some(there) = theirs.get(&*volume.id) {
+                    volume.io = add(volume.io, there.io);
+                    volume.sessions += there.sessions;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Load, clients and troubles of every other host that answers.
     async fn others(&self) -> Answer<BTreeMap<String, Said>> {
         let mut asked = JoinSet::new();
@@ -310,21 +324,18 @@ impl Control for EngineControl {
     async fn volumes(&self, scope: Scope) -> Answer<Vec<Volume>> {
         let mut volumes = self.bridge.call(|engine| async move { engine.volumes().await }).await?;
         if scope == Scope::Cluster {
-            for (_, theirs) in self.ask_all::<Volume>("/volumes?scope=local").await? {
-                for volume in &mut volumes {
-                    if let Some(there) = theirs.iter().find(|there| there.id == volume.id) {
-                        volume.io = add(volume.io, there.io);
-                        volume.sessions += there.sessions;
-                    }
-                }
-            }
+            self.add_others(&mut volumes).await?;
         }
         Ok(volumes)
     }
 
     async fn volume(&self, name: &str) -> Answer<Volume> {
         let name = name.to_owned();
-        self.bridge.call(move |engine| async move { engine.volume(&name).await }).await
+        let volume = self.bridge.call(move |engine| async move { engine.volume(&name).await });
+        let mut volumes = [volume.await?];
+        self.add_others(&mut volumes).await?;
+        let [volume] = volumes;
+        Ok(volume)
     }
 
     async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
@@ -336,7 +347,7 @@ impl Control for EngineControl {
 
     async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
         let name = name.to_owned();
-        let Change { dry_run, if_revision } = change;
+        let Change { dry_run, if_revision, .. } = change;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_patch(&name, patch, if_revision, dry_run).await
         };
@@ -345,9 +356,8 @@ impl Control for EngineControl {
 
     async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
         let name = name.to_owned();
-        let Change { dry_run, if_revision } = change;
         let delete = move |engine: std::rc::Rc<Engine>| async move {
-            engine.volume_delete(&name, if_revision, dry_run).await
+            engine.volume_delete(&name, change).await
         };
         self.bridge.call(delete).await
     }

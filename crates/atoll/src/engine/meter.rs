@@ -178,7 +178,7 @@ impl<W: World, V: Volumes> Volumes for MeteredVolumes<W, V> {
         Ok(MeteredVolume { world: self.world.clone(), inner, session, meter, _open: open })
     }
 
-    async fn list(&self, max: usize) -> Vec<ExportName> {
+    async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
         self.inner.list(max).await
     }
 }

@@ -10,6 +10,7 @@ mod control;
 mod disks;
 pub mod meter;
 mod room;
+mod tasks;
 
 pub use control::EngineControl;
 
@@ -47,6 +48,8 @@ type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
 const RETRY_EVERY: Duration = Duration::from_millis(250);
 /// How often load is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// How often tasks are looked at while there are any: as often as hosts tell of themselves.
+const TASKS_EVERY: Duration = Duration::from_secs(2);
 /// How long a stop waits for clients, and for what is handed over.
 const STOP_WAIT: Duration = Duration::from_secs(4);
 /// How long to rest when a client cannot be accepted (no file descriptors).
@@ -70,6 +73,7 @@ pub struct Engine {
     pub host: HostId,
     pub meter: Meter,
     pub slots: Vec<Slot>,
+    tasks: RefCell<tasks::Book>,
     running: OnceCell<Running>,
     /// Why it does not serve yet.
     phase: RefCell<String>,
@@ -118,6 +122,7 @@ impl Engine {
             host,
             meter: Meter::default(),
             slots,
+            tasks: RefCell::default(),
             running: OnceCell::new(),
             phase: RefCell::new("this host is starting".into()),
         })
@@ -165,6 +170,16 @@ impl Engine {
             loop {
                 meter.meter.sample(atoll_real::now());
                 tokio::time::sleep(SAMPLE_EVERY).await;
+            }
+        });
+        let tasks = self.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(TASKS_EVERY).await;
+                if tasks.may_have_tasks() {
+                    // What the directory does not tell now is seen the next time.
+                    let _ = tasks.tasks().await;
+                }
             }
         });
         tracing::info!(host = %self.config.host_name, "serving");
@@ -227,6 +242,9 @@ impl Engine {
         };
         let node = Node::start(world.clone(), config, groups);
         node.objects().set_repair_delay(cluster.repair_delay_s);
+        node.objects().set_resync_floor(cluster.resync_floor_bytes);
+        let days = Nanos::from_secs(self.config.scrub_every_days * 86_400);
+        node.schedule_scrubs(days, self.config.scrub_rate);
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }

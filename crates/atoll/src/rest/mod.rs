@@ -23,7 +23,7 @@ use atoll_api::types::{
     VolumePatch, VolumeResize,
 };
 use atoll_api::{Code, Problem, name};
-use atoll_format::units::{BLOCK, OBJECT_MAX};
+use atoll_format::units::check_object_size;
 use http_body_util::channel::Channel;
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
@@ -359,19 +359,13 @@ fn check_name(what: &str, field: &str, text: &str) -> Result<(), Problem> {
 
 /// Whether a volume may have that size.
 fn check_size(bytes: u64) -> Result<(), Problem> {
-    let bad = |why: String| Err(Problem::new(Code::BadSize, why).field("size_bytes"));
-    if bytes == 0 {
-        return bad("size_bytes is 0, and must be at least 4096".into());
-    }
-    if bytes > OBJECT_MAX {
-        return bad(format!("size_bytes is {bytes}, and must be at most {OBJECT_MAX} (62 TiB)"));
-    }
-    if !bytes.is_multiple_of(BLOCK) {
-        let near = bytes.next_multiple_of(BLOCK);
-        return bad(format!("size_bytes is {bytes}, and must be a multiple of {BLOCK}"))
-            .map_err(|problem: Problem| problem.hint(format!("the next one is {near}")));
-    }
-    Ok(())
+    check_object_size(bytes).map_err(|(why, near)| {
+        let problem = Problem::new(Code::BadSize, format!("size_bytes {why}")).field("size_bytes");
+        match near {
+            Some(near) => problem.hint(format!("the next one is {near}")),
+            None => problem,
+        }
+    })
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Result<Response<Body>, Problem> {

@@ -223,10 +223,11 @@ pub async fn parse(
         query,
         bytes,
         scope: Scope::Cluster,
-        change: Change { dry_run: false, if_revision },
+        change: Change { if_revision, ..Change::default() },
         idempotency_key,
     };
     parsed.change.dry_run = parsed.flag("dry_run")?;
+    parsed.change.force = parsed.flag("force")?;
     parsed.scope = match parsed.query("scope") {
         None | Some("cluster") => Scope::Cluster,
         Some("local") => Scope::Local,

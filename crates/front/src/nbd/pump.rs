@@ -284,10 +284,14 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     flush(out, write).await?;
                 }
                 Event::List => {
-                    let mut exports = self.volumes.list(LIST_EXPORTS_MAX + 1).await;
-                    let complete = exports.len() <= LIST_EXPORTS_MAX;
-                    exports.truncate(LIST_EXPORTS_MAX);
-                    session.on_listed(&exports, complete, out);
+                    match self.volumes.list(LIST_EXPORTS_MAX + 1).await {
+                        Ok(mut exports) => {
+                            let complete = exports.len() <= LIST_EXPORTS_MAX;
+                            exports.truncate(LIST_EXPORTS_MAX);
+                            session.on_listed(&exports, complete, out);
+                        }
+                        Err(error) => session.on_not_listed(&error.to_string(), out),
+                    }
                     flush(out, write).await?;
                 }
                 Event::Ended(end) => {
@@ -330,7 +334,8 @@ impl<W: World, V: Volumes> Shared<W, V> {
     }
 
     async fn describe(&self, name: &str) -> Option<String> {
-        let exports = self.volumes.list(LIST_EXPORTS_MAX).await;
+        // Only a courtesy: without it the export is as good.
+        let exports = self.volumes.list(LIST_EXPORTS_MAX).await.ok()?;
         let found = exports.into_iter().find(|export| export.name == name)?;
         Some(found.description).filter(|text| !text.is_empty())
     }

@@ -434,6 +434,13 @@ impl Session {
         }
     }
 
+    /// What [`Event::List`] asked for is not known now.
+    pub(super) fn on_not_listed(&mut self, why: &str, out: &mut Outbox) {
+        assert_eq!(self.state, State::Listing, "only after Event::List");
+        self.state = State::Options;
+        refuse(out, opt::LIST, rep::ERR_POLICY, why);
+    }
+
     fn on_request(&mut self, room: Room, out: &mut Outbox) -> Option<Event> {
         if let Some(head) = self.writing {
             let Some(data) = self.inbox.data() else { return Some(Event::More) };

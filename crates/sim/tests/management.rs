@@ -1,0 +1,275 @@
+//! Management of a cluster in virtual time: what an administrator asks for is what happens, also
+//! while a host is away. No load and no chance in here; those are the sweeps.
+
+use atoll_format::id::ObjectId;
+use atoll_format::record::Policy;
+use atoll_node::{CreateVolume, ManageError, Node, NodeConfig};
+use atoll_sim::cluster::{CLUSTER, Storage, host_id};
+use atoll_sim::disk::DiskProfile;
+use atoll_sim::net::NetProfile;
+use atoll_sim::rig::{Rig, RigSpec};
+use atoll_sim::storage::RealStorage;
+use atoll_sim::trace::Trace;
+use atoll_sim::world::SimWorld;
+use atoll_store::Store;
+use atoll_world::volume::Volumes;
+use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+const MIB: u64 = 1 << 20;
+/// The longest test, in virtual time.
+const TEST_MAX: Nanos = Nanos::from_secs(86_400);
+
+type Host = Node<SimWorld, Store<SimWorld>>;
+
+/// Hosts with real stores on modelled disks.
+#[derive(Clone)]
+struct Hosts {
+    rig: Rig,
+    nodes: Rc<RefCell<Vec<Option<Host>>>>,
+}
+
+impl Hosts {
+    fn new(count: u16) -> Self {
+        let spec = RigSpec {
+            hosts: count,
+            disks: 1,
+            disk_bytes: 1 << 30,
+            disk: DiskProfile::NVME,
+            net: NetProfile::GBIT_25,
+        };
+        let rig = Rig::new(1, spec, Trace::of(&[]));
+        let nodes: Rc<RefCell<Vec<Option<Host>>>> =
+            Rc::new(RefCell::new((0..count).map(|_| None).collect()));
+        let (storage, all) = (RealStorage::new(16 << 20), nodes.clone());
+        rig.set_boot(move |host, disks, world| {
+            let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
+            world.spawn(async move {
+                let groups = storage.open(host, disks, inner.clone()).await.expect("opens");
+                let config = NodeConfig {
+                    cluster: CLUSTER,
+                    host: host_id(host),
+                    name: format!("h{host}"),
+                    fault_domain: format!("h{host}"),
+                    peers: vec![format!("h{host}")],
+                    api: String::new(),
+                    release: "sim".into(),
+                };
+                all.borrow_mut()[usize::from(host)] = Some(Node::start(inner, config, groups));
+            });
+        });
+        let all = nodes.clone();
+        rig.set_death(move |host| {
+            if let Some(node) = all.borrow_mut()[usize::from(host)].take() {
+                node.dissolve();
+            }
+        });
+        Self { rig, nodes }
+    }
+
+    fn node(&self, host: usize) -> Host {
+        self.nodes.borrow()[host].clone().expect("runs")
+    }
+
+    async fn wait(&self, span: Nanos) {
+        let executor = self.rig.executor();
+        executor.sleep_until(executor.now() + span).await;
+    }
+
+    /// Everything runs and knows everything.
+    async fn up(&self) {
+        (0..self.rig.hosts()).for_each(|host| self.rig.start(host));
+        self.wait(Nanos::from_secs(10)).await;
+    }
+
+    /// Kills a host, and lets the others notice.
+    async fn kill(&self, host: u16) {
+        self.rig.kill(host, false);
+        self.wait(Nanos::from_secs(3)).await;
+    }
+}
+
+/// Runs a test in a cluster that is up.
+fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -> F + 'static) {
+    let hosts = Hosts::new(count);
+    let main = {
+        let hosts = hosts.clone();
+        async move {
+            hosts.up().await;
+            test(hosts).await;
+        }
+    };
+    hosts.rig.executor().block_on(TEST_MAX, main).expect("comes to its end");
+    hosts.rig.shutdown();
+}
+
+async fn make(node: &Host, name: &str, size_bytes: u64) -> ObjectId {
+    let create =
+        CreateVolume { name: name.into(), size_bytes, policy: None, prefer: None, dry_run: false };
+    node.create_volume(create).await.expect("made").record.id
+}
+
+async fn write(node: &Host, name: &str, at: u64, byte: u8) {
+    let volume = node.open(name).await.expect("opens");
+    volume.write(at, vec![Buf::copy_from(&[byte; 4096])]).await.expect("written");
+}
+
+/// What every byte of that block is.
+async fn read(node: &Host, name: &str, at: u64) -> u8 {
+    let volume = node.open(name).await.expect("opens");
+    let bytes = buf::join(&volume.read(at, 4096).await.expect("read"));
+    assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+    bytes[0]
+}
+
+#[test]
+fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 10 * MIB).await;
+        // An owner that lives, on another host than the one that is asked below.
+        write(&hosts.node(1), "v", MIB, 1).await;
+        write(&hosts.node(1), "v", 7 * MIB, 2).await;
+        let size = async |bytes| {
+            let done = node.resize_volume("v", bytes, None, false).await.expect("resized");
+            assert_eq!(done.record.size_bytes, bytes);
+            let open = hosts.node(2).open("v").await.expect("opens");
+            assert_eq!(open.info().size_bytes, bytes);
+        };
+        size(5 * MIB).await;
+        size(8 * MIB).await;
+        assert_eq!(read(&node, "v", 7 * MIB).await, 0);
+        write(&node, "v", 8 * MIB - 4096, 3).await;
+        size(10 * MIB).await;
+        for (at, byte) in [(MIB, 1), (7 * MIB, 0), (8 * MIB - 4096, 3), (10 * MIB - 4096, 0)] {
+            assert_eq!(read(&node, "v", at).await, byte, "at {at}");
+        }
+        write(&node, "v", 10 * MIB - 4096, 4).await;
+        size(12 * MIB).await;
+        assert_eq!(read(&node, "v", 10 * MIB - 4096).await, 4);
+    });
+}
+
+#[test]
+fn a_volume_is_not_shrunk_while_a_copy_is_behind() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 10 * MIB).await;
+        write(&node, "v", 7 * MIB, 2).await;
+        let view = node.volume("v").await.expect("there");
+        let away = view.record.members().map(|(_, m)| m.host).find(|&host| host != host_id(0));
+        let away = (away.expect("two copies").0 - host_id(0).0) as u16;
+        hosts.kill(away).await;
+        write(&node, "v", MIB, 1).await;
+        // Longer than its clients count as clients.
+        hosts.wait(Nanos::from_secs(60)).await;
+        let refused = node.resize_volume("v", 5 * MIB, None, false).await.expect_err("refused");
+        assert!(refused.to_string().contains("is not up to date"), "{refused}");
+        assert_eq!(node.volume("v").await.expect("there").record.size_bytes, 10 * MIB);
+        hosts.rig.start(away);
+        hosts.wait(Nanos::from_secs(30)).await;
+        node.resize_volume("v", 5 * MIB, None, false).await.expect("all copies are up");
+        node.resize_volume("v", 10 * MIB, None, false).await.expect("grown");
+        assert_eq!(read(&node, "v", 7 * MIB).await, 0);
+    });
+}
+
+#[test]
+fn a_volume_that_an_unreachable_host_may_use_is_not_deleted() {
+    with(3, |hosts| async move {
+        let (node, other) = (hosts.node(0), hosts.node(1));
+        for name in ["v", "w", "x"] {
+            make(&node, name, MIB).await;
+        }
+        write(&node, "v", 0, 1).await;
+        let user = other.open("v").await.expect("opens");
+        let refused = node.delete_volume("v", None, false, false).await.expect_err("in use");
+        assert!(matches!(refused, ManageError::InUse { .. }), "{refused}");
+        // One side hears nothing of it, the other does: its client goes on.
+        hosts.rig.fabric().set_cut(0, 1, true);
+        hosts.rig.fabric().set_cut(1, 0, true);
+        hosts.wait(Nanos::from_secs(60)).await;
+        let refused = node.delete_volume("v", None, false, false).await.expect_err("perhaps");
+        let says = refused.to_string();
+        assert!(says.contains("may be in use on host h1") && says.contains("h2 reaches"), "{says}");
+        hosts.rig.fabric().set_cut(0, 1, false);
+        hosts.rig.fabric().set_cut(1, 0, false);
+        hosts.wait(Nanos::from_secs(10)).await;
+        drop(user);
+        write(&other, "w", 0, 1).await;
+        hosts.kill(1).await;
+        for force in [false, true] {
+            let refused = node.resize_volume("w", 4096, None, false).await.expect_err("perhaps");
+            assert!(matches!(refused, ManageError::MayBeInUse { .. }), "{refused}");
+            let deleted = node.delete_volume("x", None, force, false).await;
+            assert_eq!(deleted.is_ok(), force, "{deleted:?}");
+        }
+        hosts.wait(Nanos::from_secs(35)).await;
+        // Away for longer than any I/O is held: a dead host does not keep volumes for ever. Of w
+        // it was the owner, and is fenced off first.
+        for name in ["v", "w"] {
+            node.delete_volume(name, None, false, false).await.expect("deleted");
+        }
+    });
+}
+
+#[test]
+fn every_group_is_scrubbed_by_itself_within_the_interval_and_again() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 6 * MIB).await;
+        write(&node, "v", MIB, 1).await;
+        let every = Nanos::from_secs(7_200);
+        node.schedule_scrubs(every, 1 << 20);
+        hosts.node(1).schedule_scrubs(Nanos::ZERO, 1 << 20);
+        let progress = async |host: usize| {
+            let stores = hosts.node(host).objects().members().stores();
+            stores[0].scrub_progress()
+        };
+        hosts.wait(every + Nanos::from_secs(120)).await;
+        let first = progress(0).await;
+        assert!(first.whole && first.blocks_checked == 1, "{first:?}");
+        assert_eq!(progress(1).await.began, None, "0 is never");
+        hosts.wait(every + Nanos::from_secs(120)).await;
+        let second = progress(0).await;
+        assert!(second.began > first.ended && second.whole, "{second:?}");
+        assert!(second.began.expect("begun").since(first.ended.expect("ended")) >= every);
+        // A pass that is stopped is not begun again at once.
+        write(&node, "v", 2 * MIB, 1).await;
+        let store = node.objects().members().stores()[0].clone();
+        store.scrub(None, 4096);
+        store.scrub(None, 0);
+        hosts.wait(every / 2).await;
+        assert!(progress(0).await.whole == false, "stopped");
+    });
+}
+
+#[test]
+fn a_scrub_of_a_volume_looks_at_all_its_components() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        let wide = Policy { stripe_width: 3, ..Policy::DEFAULT };
+        node.create_policy("wide", wide).await.expect("made");
+        let create = CreateVolume {
+            name: "v".into(),
+            size_bytes: 6 * MIB,
+            policy: Some("wide".into()),
+            prefer: None,
+            dry_run: false,
+        };
+        node.create_volume(create).await.expect("made");
+        make(&node, "other", 6 * MIB).await;
+        for strip in 0..6 {
+            write(&node, "v", strip * MIB, 1).await;
+            write(&node, "other", strip * MIB, 1).await;
+        }
+        node.scrub(Some("v"), 1 << 30).await.expect("begun");
+        hosts.wait(Nanos::from_secs(2)).await;
+        for host in 0..2 {
+            let stores = hosts.node(host).objects().members().stores();
+            let progress = stores[0].scrub_progress();
+            assert!(progress.idle && progress.blocks_checked == 6, "h{host}: {progress:?}");
+        }
+    });
+}
