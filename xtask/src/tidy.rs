@@ -25,6 +25,8 @@ const FORMATS: &[(&str, &str)] = &[
     ("crates/format/src/log.rs", "docs/formats.md"),
     ("crates/format/src/chunk.rs", "docs/formats.md"),
     ("crates/format/src/record.rs", "docs/formats.md"),
+    ("crates/directory/src/head.rs", "docs/formats.md"),
+    ("crates/directory/src/codec.rs", "docs/formats.md"),
     ("crates/format/src/frame.rs", "docs/protocol.md"),
     ("crates/object/src/message.rs", "docs/protocol.md"),
 ];

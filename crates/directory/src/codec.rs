@@ -660,31 +660,57 @@ mod tests {
         }
     }
 
-    #[test]
-    fn version_1_is_these_bytes() {
-        let hello =
-            Request::Hello { oldest: 1, newest: 1, directory: 0x0a0b, seen: Revision(0x0c) };
-        let txn = Request::Txn(Txn {
-            compares: vec![Compare { key: "a".into(), modified: Revision(2) }],
-            changes: vec![Change::Put("a".into(), b"xy".to_vec()), Change::Delete("b".into())],
-        });
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-        assert_eq!(hex(&encode_request(3, &hello)), GOLDEN_HELLO);
-        assert_eq!(hex(&encode_request(4, &txn)), GOLDEN_TXN);
-        let done = Reply::Txn(TxnReply::Done(Revision(5)));
-        assert_eq!(hex(&encode_reply(4, &done)), GOLDEN_DONE);
+    fn every_request() -> Vec<Request> {
+        let compare = Compare { key: "a".into(), modified: Revision(2) };
+        let changes = vec![Change::Put("a".into(), b"xy".to_vec()), Change::Delete("b".into())];
+        vec![
+            Request::Hello { oldest: 1, newest: 1, directory: 0x0a0b, seen: Revision(0x0c) },
+            Request::Txn(Txn { compares: vec![compare], changes }),
+            Request::Get("key".into()),
+            Request::List("prefix/".into()),
+            Request::Poll { prefix: "p/".into(), after: Revision(0x0d) },
+            Request::Touch { name: "host".into(), ttl_ms: 3000 },
+            Request::Alive,
+            Request::Cancel,
+        ]
     }
 
-    const GOLDEN_HELLO: &str = concat!(
-        "4154445201000100030000000000000014000000d2e38a80c833b6b6",
-        "010001000b0a0000000000000c00000000000000"
-    );
-    const GOLDEN_TXN: &str = concat!(
-        "415444520100020004000000000000002700000099f7120bc22612b3",
-        "010000000100000061020000000000000002000000010000006101020000007879010000006200"
-    );
-    const GOLDEN_DONE: &str =
-        "4154445201006700040000000000000009000000a141fa27b48bf9c9010500000000000000";
+    fn every_reply() -> Vec<Reply> {
+        let entry = Entry { key: "k".into(), value: b"v".to_vec(), modified: Revision(6) };
+        let event = |n, value| WatchEvent { revision: Revision(n), key: "k".into(), value };
+        let seen = vec![("k".into(), Some(entry.clone())), ("gone".into(), None)];
+        vec![
+            Reply::Welcome { version: 1, directory: 0x0a0b, revision: Revision(4) },
+            Reply::Refuse("why".into()),
+            Reply::Txn(TxnReply::Done(Revision(5))),
+            Reply::Txn(TxnReply::Conflict(seen)),
+            Reply::Entry(Some(entry.clone())),
+            Reply::Entry(None),
+            Reply::Listing {
+                part: Listing { entries: vec![entry], revision: Revision(7) },
+                more: true,
+            },
+            Reply::Events(Events {
+                events: vec![event(8, Some(b"w".to_vec())), event(9, None)],
+                up_to: Revision(9),
+            }),
+            Reply::Touched,
+            Reply::Names(vec!["one".into(), "two".into()]),
+            Reply::Failed(DirectoryError::Unavailable("u".into())),
+            Reply::Failed(DirectoryError::Unknown("k".into())),
+            Reply::Failed(DirectoryError::Compacted),
+            Reply::Failed(DirectoryError::Refused("r".into())),
+        ]
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let line = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let requests = every_request().into_iter().map(|r| line(encode_request(3, &r)));
+        let replies = every_reply().into_iter().map(|r| line(encode_reply(4, &r)));
+        let now: String = requests.chain(replies).map(|line| line + "\n").collect();
+        assert!(now == include_str!("../golden/frames.v1.hex"), "they are now:\n{now}");
+    }
 
     #[test]
     fn counts_beyond_the_limits_take_no_memory() {

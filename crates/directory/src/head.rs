@@ -199,3 +199,19 @@ impl<B: StorageBackend> StorageBackend for Headed<B> {
         Ok(false)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let bytes = std::array::from_fn(|i| i as u8);
+        let sector = encode(&Kept { writes: 0x0102_0304_0506_0708, bytes });
+        let line = |line: &[u8]| line.iter().map(|b| format!("{b:02x}")).collect::<String>() + "\n";
+        let now: String = sector.chunks(32).map(line).collect();
+        assert!(now == include_str!("../golden/head.v1.hex"), "they are now:\n{now}");
+        let again = decode(&sector).expect("whole");
+        assert_eq!((again.writes, again.bytes), (0x0102_0304_0506_0708, bytes));
+    }
+}

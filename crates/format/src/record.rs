@@ -7,6 +7,7 @@
 //! | `policies/<name>` | [`PolicyRecord`] |
 //! | `volumes/<name>` | [`VolumeRecord`] |
 //! | `objects/<object id>` | [`ObjectRecord`] |
+//! | `reaped/<host id>` | [`ReapedRecord`] |
 //!
 //! Every record carries `version`; unknown fields are refused, so that an old program never
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
@@ -36,6 +37,8 @@ pub mod key {
     pub const VOLUMES: &str = "volumes/";
     /// Prefix of all objects.
     pub const OBJECTS: &str = "objects/";
+    /// Prefix of what hosts removed last.
+    pub const REAPED: &str = "reaped/";
 
     /// One host.
     pub fn host(id: HostId) -> String {
@@ -48,6 +51,10 @@ pub mod key {
     /// One volume name.
     pub fn volume(name: &str) -> String {
         format!("{VOLUMES}{name}")
+    }
+    /// What one host removed last.
+    pub fn reaped(id: HostId) -> String {
+        format!("{REAPED}{id}")
     }
     /// One object.
     pub fn object(id: ObjectId) -> String {
@@ -255,6 +262,17 @@ pub struct ObjectRecord {
     pub nonce: u64,
 }
 
+/// A host removes a component that no record names. It writes this in the transaction that
+/// compares the object's revision, so that a record which comes to name it is seen first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReapedRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// The component that was removed.
+    pub component: ComponentId,
+}
+
 /// The owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -446,6 +464,117 @@ mod tests {
                 let chunks: Vec<u32> = (0..o.legs.len()).map(|l| o.leg_chunks(l)).collect();
                 assert_eq!(per_leg, chunks);
             }
+        }
+    }
+
+    /// One value of each kind, with everything in it that its fields can hold.
+    fn every_record() -> Vec<(String, Vec<u8>)> {
+        let version = RECORD_VERSION;
+        let cluster = ClusterRecord {
+            version,
+            id: ClusterId(0x0123_4567_89ab_cdef),
+            name: "home".into(),
+            repair_delay_s: 3600,
+            resync_floor_bytes: 50_000_000,
+        };
+        let group = |id, shape, failure: &str| GroupRecord {
+            id: GroupId(id),
+            shape,
+            disks: vec![DiskRecord {
+                id: DiskId(0xd1),
+                path: "/dev/disk/by-id/x".into(),
+                size_bytes: 1 << 40,
+            }],
+            capacity_bytes: 1 << 39,
+            healthy: failure.is_empty(),
+            failure: failure.into(),
+        };
+        let host = HostRecord {
+            version,
+            id: HostId(0xa1),
+            name: "host1".into(),
+            fault_domain: "rack1".into(),
+            incarnation: Incarnation(7),
+            peers: vec!["127.0.0.2:8461".into(), "127.0.0.3:8461".into()],
+            api: "127.0.0.2:8460".into(),
+            groups: vec![
+                group(0xb1, GroupShape::SingleTier, ""),
+                group(0xb2, GroupShape::AllFlash, "disk d1: gone"),
+            ],
+            release: "0.1.0".into(),
+        };
+        let policy = Policy {
+            failures_to_tolerate: 2,
+            method: Method::Mirror,
+            stripe_width: 3,
+            iops_limit: 500,
+        };
+        let named = PolicyRecord { version, name: "gold".into(), policy: policy.clone() };
+        let volume = VolumeRecord {
+            version,
+            object: ObjectId(0xc1),
+            policy: "gold".into(),
+            created_ms: 1_700_000_000_000,
+        };
+        let member = |n: u64, state| MemberRecord {
+            component: ComponentId(0xe0 + n),
+            host: HostId(0xa0 + n),
+            group: GroupId(0xb0 + n),
+            state,
+        };
+        let members = vec![
+            member(1, MemberState::Active),
+            member(2, MemberState::Absent { since: Seq(5), at_ms: 1_700_000_000_001, lost: true }),
+            member(3, MemberState::Resyncing { from: Seq(6) }),
+        ];
+        let object = |state, owner| ObjectRecord {
+            version,
+            id: ObjectId(0xc1),
+            name: "data".into(),
+            state,
+            size_bytes: 1 << 30,
+            policy: policy.clone(),
+            epoch: Epoch(9),
+            owner,
+            seq_base: Seq(1 << 40),
+            legs: vec![LegRecord { members: members.clone() }, LegRecord { members: vec![] }],
+            nonce: 11,
+        };
+        let owner = OwnerRecord { host: HostId(0xa1), incarnation: Incarnation(7) };
+        let reaped = ReapedRecord { version, component: ComponentId(0xe9) };
+        let at = key::object(ObjectId(0xc1));
+        vec![
+            (key::CLUSTER.into(), encode(&cluster)),
+            (key::host(host.id), encode(&host)),
+            (key::policy("gold"), encode(&named)),
+            (key::volume("data"), encode(&volume)),
+            (at.clone(), encode(&object(ObjectState::Ready, Some(owner)))),
+            (at.clone(), encode(&object(ObjectState::Creating, None))),
+            (at, encode(&object(ObjectState::Deleting, None))),
+            (key::reaped(HostId(0xa1)), encode(&reaped)),
+        ]
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let text = |value: Vec<u8>| String::from_utf8(value).expect("JSON");
+        let line = |(key, value): (String, Vec<u8>)| format!("{key} {}\n", text(value));
+        let now: String = every_record().into_iter().map(line).collect();
+        let golden = include_str!("../golden/records.v1.txt");
+        assert!(now == golden, "they are now:\n{now}");
+        // And what is frozen is read, and comes back as it is.
+        for line in golden.lines() {
+            let (key, value) = line.split_once(' ').expect("a key and a value");
+            let bytes = value.as_bytes();
+            let again = match key.split('/').next().expect("a first part") {
+                "cluster" => decode::<ClusterRecord>(key, bytes).map(|r| encode(&r)),
+                "hosts" => decode::<HostRecord>(key, bytes).map(|r| encode(&r)),
+                "policies" => decode::<PolicyRecord>(key, bytes).map(|r| encode(&r)),
+                "volumes" => decode::<VolumeRecord>(key, bytes).map(|r| encode(&r)),
+                "objects" => decode::<ObjectRecord>(key, bytes).map(|r| encode(&r)),
+                _ => decode::<ReapedRecord>(key, bytes).map(|r| encode(&r)),
+            };
+            assert_eq!(again.map(text), Ok(value.to_owned()));
         }
     }
 

@@ -6,7 +6,9 @@ use crate::status::{NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
-use atoll_format::record::{self, MemberState, ObjectRecord, ObjectState, key};
+use atoll_format::record::{
+    self, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, key,
+};
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_object::Event;
 use atoll_object::message::{Reply, Request};
@@ -382,12 +384,10 @@ impl<W: World, S: Components> Node<W, S> {
             return;
         }
         let modified = found.map_or(Revision(0), |(_, revision)| revision);
+        let reaped = ReapedRecord { version: RECORD_VERSION, component };
         let txn = Txn {
             compares: vec![Compare { key: key::object(object), modified }],
-            changes: vec![Change::Put(
-                format!("reaped/{}", self.0.config.host),
-                component.to_string().into_bytes(),
-            )],
+            changes: vec![Change::Put(key::reaped(self.0.config.host), record::encode(&reaped))],
         };
         if let Ok(TxnReply::Done(_)) = self.world().directory().txn(txn).await {
             sometimes!("care.orphan_removed");

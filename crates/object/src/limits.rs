@@ -41,6 +41,10 @@ pub const TAKEOVER_PAUSE_FIRST: Nanos = Nanos::from_ms(100);
 pub const TAKEOVER_PAUSE_LAST: Nanos = Nanos::from_ms(1_600);
 /// Between attempts of whatever waits for the cluster to change.
 pub const RETRY_EVERY: Nanos = Nanos::from_ms(100);
+/// After a resync that failed the member is left alone for this long at first, and at most.
+pub const READMIT_FIRST: Nanos = Nanos::from_secs(2);
+/// See [`READMIT_FIRST`]: a disk group that was full is tried again within this.
+pub const READMIT_LAST: Nanos = Nanos::from_secs(16);
 /// How long a call to the directory may take.
 pub const DIRECTORY_DEADLINE: Nanos = Nanos::from_secs(5);
 

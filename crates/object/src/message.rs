@@ -1208,6 +1208,30 @@ mod tests {
         }
     }
 
+    /// Kind, body, and of a payload its length and checksum; one line each, in the order above.
+    fn lines<M: Message + std::fmt::Debug>(what: &str, all: Vec<M>) -> String {
+        let line = |message: M| {
+            let (kind, body, payload) = deliver(message);
+            let hex: String = body.iter().map(|b| format!("{b:02x}")).collect();
+            let tail = payload.iter().map(|p| format!(" +{} {:08x}", p.len(), crc(p)));
+            format!("{what} {kind} {hex}{}\n", tail.collect::<String>())
+        };
+        all.into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let now = lines("request", every_request()) + &lines("reply", every_reply());
+        assert!(now == include_str!("../golden/messages.v1.hex"), "they are now:\n{now}");
+        let kinds = |what: &str| -> std::collections::BTreeSet<u16> {
+            let of = now.lines().filter_map(|l| l.strip_prefix(what)?.split(' ').next());
+            of.map(|kind| kind.parse().expect("a number")).collect()
+        };
+        // None is missing: a kind without bytes here is one that nobody froze.
+        assert!(kinds("request ").into_iter().eq(1..=26), "{:?}", kinds("request "));
+        assert!(kinds("reply ").into_iter().eq(1..=19), "{:?}", kinds("reply "));
+    }
+
     #[test]
     fn every_message_comes_back_as_it_was_and_nothing_else_is_taken() {
         round(every_request);

@@ -17,6 +17,7 @@ use crate::limits::{
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
+use crate::resync::Readmission;
 use crate::tickets::Key;
 use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
@@ -102,7 +103,7 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub guest_ops: Cell<u64>,
     pub resync: RefCell<crate::resync::Progress>,
     /// When a member whose resync failed may be tried again.
-    pub next_try: RefCell<BTreeMap<ComponentId, Nanos>>,
+    pub next_try: RefCell<BTreeMap<ComponentId, Readmission>>,
 }
 
 /// The changes of one client that may still arrive again.

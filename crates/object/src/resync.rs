@@ -6,7 +6,7 @@
 //! starts again without trusting anybody's memory, and blocks that are equal by then cost no copy.
 
 use crate::leg::{Leg, Member, Role};
-use crate::limits::{CALL_DEADLINE, READ_DEADLINE, RETRY_EVERY};
+use crate::limits::{CALL_DEADLINE, READ_DEADLINE, READMIT_FIRST, READMIT_LAST, RETRY_EVERY};
 use crate::mend::{Trouble, state_of};
 use crate::message::{Reply, Request};
 use crate::objects::Event;
@@ -54,8 +54,13 @@ impl End {
 /// Blocks per message: keeps a copy's payload at half a chunk.
 const COPY_BLOCKS_MAX: usize = 128;
 
-/// After a resync that failed, the member is left alone for this long.
-const READMIT_AFTER: Nanos = Nanos::from_secs(2);
+/// A resync that failed: when the member is tried again, and how long it waits after the next
+/// failure.
+#[derive(Clone, Copy)]
+pub(crate) struct Readmission {
+    at: Nanos,
+    after: Nanos,
+}
 
 /// Where an absent member's component is.
 enum Found {
@@ -99,9 +104,7 @@ impl<W: World, S: Components> Owner<W, S> {
             match member.role {
                 Role::Resyncing { from } => {
                     if self.resync(leg, member.slot, from).await.is_err() && !self.is_stopped() {
-                        // Not at once again: a full disk group refuses for a while.
-                        let next_try = self.now() + READMIT_AFTER;
-                        self.0.next_try.borrow_mut().insert(member.component, next_try);
+                        self.put_off(member.component);
                         self.on_trouble(leg, member.slot, member.session, Trouble::Link);
                         self.world().sleep(RETRY_EVERY).await;
                     }
@@ -109,10 +112,14 @@ impl<W: World, S: Components> Owner<W, S> {
                 }
                 Role::Absent { since } => {
                     let next_try = self.0.next_try.borrow().get(&member.component).copied();
-                    if next_try.is_some_and(|at| self.now() < at) {
+                    if next_try.is_some_and(|next| self.now() < next.at) {
                         continue;
                     }
                     match self.look_for(member).await {
+                        // Each attempt is two changes of the record: none in vain.
+                        Found::Here if !self.has_source(leg) => {
+                            sometimes!("resync.waits_for_a_source");
+                        }
                         Found::Here => return self.readmit(leg, member, since).await,
                         Found::Lost => self.record_loss(member.component).await,
                         Found::Away => {}
@@ -122,6 +129,24 @@ impl<W: World, S: Components> Owner<W, S> {
             }
         }
         self.rebuild_elsewhere(leg, &members).await
+    }
+
+    /// Not at once again: a full disk group, or a source that fails, refuses for a while.
+    fn put_off(&self, component: ComponentId) {
+        let mut all = self.0.next_try.borrow_mut();
+        let now = self.now();
+        let after = all.get(&component).map_or(READMIT_FIRST, |last| last.after);
+        let next = Readmission { at: now + after, after: (after * 2).min(READMIT_LAST) };
+        all.insert(component, next);
+    }
+
+    /// Whether there is a member to copy from, on a host that can be reached.
+    fn has_source(&self, leg: &Leg) -> bool {
+        self.any_active(leg).is_some_and(|m| self.is_reachable(m.host))
+    }
+
+    fn is_reachable(&self, host: HostId) -> bool {
+        host == self.0.ctx.host || self.0.ctx.peers().peer(host).connected
     }
 
     /// A member too many: a rebuild was overtaken by the return of the member it was to replace.
@@ -165,7 +190,7 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Whether an absent member's component can be used again.
     async fn look_for(&self, member: &Member) -> Found {
-        if !self.0.ctx.peers().peer(member.host).connected && member.host != self.0.ctx.host {
+        if !self.is_reachable(member.host) {
             return Found::Away;
         }
         let request = Request::Status { component: member.component };
@@ -252,7 +277,6 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         leg.with_member(slot, |m| m.role = Role::Resyncing { from });
         self.on_attached(leg, slot, session, life);
-        self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
         true
     }
 
@@ -264,6 +288,8 @@ impl<W: World, S: Components> Owner<W, S> {
         let mut chunks = self.chunks_since(&target, from).await?;
         let source = self.any_active(leg).ok_or(Fail::Stopped)?;
         chunks.extend(self.chunks_since(&End::of(&source), from).await?);
+        // Only now: both ends have answered, so this is not an attempt that had no source.
+        self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
         let total = chunks.len() as u64 * CHUNK;
         {
             let mut progress = self.0.resync.borrow_mut();
@@ -330,7 +356,7 @@ impl<W: World, S: Components> Owner<W, S> {
         let here = self.0.ctx.host;
         let members = leg.members.borrow();
         let active = members.iter().filter(|m| m.role == Role::Active && !m.mending);
-        active.min_by_key(|m| m.host != here).cloned()
+        active.min_by_key(|m| (m.host != here, !self.is_reachable(m.host))).cloned()
     }
 
     /// All chunks of a component with operations past `since`.
@@ -502,6 +528,7 @@ impl<W: World, S: Components> Owner<W, S> {
             m.unacked.clear();
         });
         leg.forget_reserved();
+        self.0.next_try.borrow_mut().remove(&member.component);
         if let Some(old) = replaced {
             leg.remove_member(old);
         }

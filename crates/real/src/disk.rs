@@ -214,8 +214,8 @@ impl RealDisk {
         }
     }
 
-    /// Asks the system for its size again: a device may have grown.
-    pub fn refresh_len(&self) {
+    /// Asks the system for its size again: a device may have grown, or lost its end.
+    fn refresh_len(&self) {
         if let Ok(len) = device_len(&self.0.file, self.0.is_block_device) {
             self.0.len.set(len);
         }
@@ -227,6 +227,10 @@ impl RealDisk {
         if !at.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             let text = format!("{at}+{len} on '{path}' is not in whole blocks of 4096 bytes");
             return refuse(io::ErrorKind::InvalidInput, text);
+        }
+        // A write would make a file that was cut off whole again, with zeros in it.
+        if writes && !self.0.is_block_device {
+            self.refresh_len();
         }
         let inside = || at.checked_add(len).is_some_and(|end| end <= self.0.len.get());
         if !inside() {
@@ -278,6 +282,7 @@ fn device_len(file: &File, is_block_device: bool) -> rustix::io::Result<u64> {
 
 impl Disk for RealDisk {
     fn len_bytes(&self) -> u64 {
+        self.refresh_len();
         self.0.len.get()
     }
 

@@ -119,6 +119,16 @@ fn a_disk_that_shrinks_while_in_use_is_an_error_not_a_short_read() {
 }
 
 #[test]
+fn a_write_does_not_make_a_file_that_was_cut_off_whole_again() {
+    both(8, async |disk, path| {
+        File::options().write(true).open(&path).unwrap().set_len(2 * 4096).unwrap();
+        let error = disk.write(6 * 4096, vec![content(6, BLOCK)], DURABLE).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert_eq!(std::fs::metadata(path).unwrap().len(), 2 * 4096);
+    });
+}
+
+#[test]
 fn a_discard_frees_space_and_leaves_its_neighbours() {
     use std::os::unix::fs::MetadataExt;
     both(256, async |disk, path| {

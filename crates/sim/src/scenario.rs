@@ -31,7 +31,8 @@
 //! - `reached bit-flip least=1`: the fault has had its effect; `tell bit-flip` says how often
 //! - `passed member.refuses_an_old_epoch`: the code has come by that mark since the story's
 //!   beginning
-//! - `expect h1 block-repaired within=30s`: that text is told of that host (`-`: of none)
+//! - `expect h1 block-repaired within=30s`: that text is told of that host (`-`: of none);
+//!   `most=1`: and so far not more often
 //! - `never h1 taking-over`: it has not been told
 //! - `counted h1 checksum_errors least=1`: a counter of its stores
 //! - `run 5s`: time passes
@@ -281,10 +282,20 @@ impl Stage {
             "begin" | "write" | "read" | "discard" | "zero" => return self.io(number, c).await,
             "fill" => return self.fill(number, c).await,
             "load" => return self.load(number, c),
-            "kill" => self.hosts(c)?.into_iter().for_each(|h| rig.kill(h, false)),
-            "power" => self.hosts(c)?.into_iter().for_each(|h| rig.kill(h, true)),
+            word @ ("kill" | "power") => {
+                let up: Vec<u16> = self.hosts(c)?.into_iter().filter(|&h| rig.is_up(h)).collect();
+                if up.is_empty() {
+                    self.cluster.violated(format!("'{}': it is down", c.line));
+                }
+                up.into_iter().for_each(|h| rig.kill(h, word == "power"));
+            }
             "start" => self.hosts(c)?.into_iter().for_each(|h| rig.start(h)),
-            "pause" => rig.pause(c.host(1)?),
+            "pause" => {
+                if !rig.is_up(c.host(1)?) {
+                    self.cluster.violated(format!("'{}': it is down", c.line));
+                }
+                rig.pause(c.host(1)?);
+            }
             "resume" => rig.resume(c.host(1)?),
             "trap" => {
                 let (host, power) = (c.host(1)?, c.options.contains_key("power"));
@@ -430,6 +441,9 @@ impl Stage {
                 break;
             }
             self.wait(Nanos::from_ms(50)).await;
+        }
+        if count() > c.number_or("most", u64::MAX >> 1)? {
+            self.cluster.violated(format!("'{}': told {} times", c.line, count()));
         }
         Ok(())
     }

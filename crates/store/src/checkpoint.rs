@@ -342,7 +342,7 @@ async fn write_copy<W: World>(
 }
 
 /// A component's record and its chunk entries, in runs.
-fn encode_component(c: &crate::component::Component, to: &mut Vec<u8>) {
+pub(crate) fn encode_component(c: &crate::component::Component, to: &mut Vec<u8>) {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for (chunk, _) in c.table.iter() {
         match runs.last_mut() {

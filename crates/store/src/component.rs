@@ -442,6 +442,7 @@ pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
 mod tests {
     use super::{Client, Component, decode};
     use crate::limits;
+    use atoll_format::chunk::ChunkEntry;
     use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
     use atoll_format::op::{BlockRange, OpKind, OpRecord};
     use atoll_world::components::ComponentSpec;
@@ -502,6 +503,28 @@ mod tests {
         assert_eq!(c.clients.len(), limits::CLIENTS_MAX);
         let far = Ticket { client: ClientId(1), number: 5_000, settled_below: 1 };
         assert!(!c.ticket_fits(far) && c.ticket_fits(ticket(1, 4_000)));
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let mut c = component();
+        c.promise.fenced = Epoch(4);
+        c.promise.newest = Seq(0x0102_0304_0506);
+        c.session = Session { epoch: Epoch(4), attach: 2 };
+        for (seq, client, number) in [(1, 0xc1, 1), (2, 0xc1, 70), (0x0102_0304_0506, 0xc2, 3)] {
+            c.remember(record(seq, client, number, 1));
+        }
+        c.commit(Seq(1));
+        c.doubt_until = Seq(500);
+        for chunk in [0, 1, 3] {
+            let entry = ChunkEntry { slot: 17 + chunk, max_seq: Seq(2), ..c.table.get(chunk) };
+            c.table.set(chunk, entry);
+        }
+        let mut bytes = Vec::new();
+        crate::checkpoint::encode_component(&c, &mut bytes);
+        let line = |line: &[u8]| line.iter().map(|b| format!("{b:02x}")).collect::<String>() + "\n";
+        let now: String = bytes.chunks(16).map(line).collect();
+        assert!(now == include_str!("../golden/component.v1.hex"), "they are now:\n{now}");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! because its future is dropped and its buffers belong to the world.
 
 use atoll_format::superblock::SECOND_FROM_END;
-use atoll_format::units::{BLOCK, CHUNK};
+use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Disk, Durability, Nanos, World};
 use std::cell::{Cell, RefCell};
@@ -97,6 +97,20 @@ impl<W: World> Device<W> {
             self.0.gone.set(true);
         }
         self.fail(why)
+    }
+
+    /// Fails if less of it is left than the label says. As a device that gives no answer: what is
+    /// still there stays as it is, and nothing is called lost for good (fault 47).
+    pub(crate) fn check_len(&self, size_bytes: u64) -> Result<(), DeviceError> {
+        let len_bytes = self.0.disk.len_bytes();
+        if len_bytes >= size_bytes || self.0.failed.borrow().is_some() {
+            return Ok(());
+        }
+        Err(self.vanish(&format!(
+            "it has shrunk: {} of {} are left",
+            iec(len_bytes),
+            iec(size_bytes)
+        )))
     }
 
     /// Whether it failed by giving no answer, rather than by refusing a write.

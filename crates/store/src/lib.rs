@@ -15,7 +15,7 @@
 //! | `log`, `destage`, `journal`, `checkpoint` | what is written, and in which order |
 //! | `recover` | reading it back after any crash |
 //! | `read`, `scrub`, `check` | looking at it |
-//! | `device`, `group`, `limits` | devices with deadlines, shared state, every bound |
+//! | `device`, `sizes`, `group`, `limits` | devices and their deadlines, what all share, every bound |
 
 mod check;
 mod checkpoint;
@@ -34,6 +34,7 @@ mod pages;
 mod read;
 mod recover;
 mod scrub;
+mod sizes;
 mod space;
 mod state;
 mod store;

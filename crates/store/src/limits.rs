@@ -89,6 +89,8 @@ pub const CPU_BLOCK: Nanos = Nanos(500);
 
 /// A device that does not answer for so long has failed.
 pub const IO_DEADLINE: Nanos = Nanos::from_secs(5);
+/// How often the sizes of the devices are looked at: one system call each.
+pub const SIZES_EVERY: Nanos = Nanos::from_secs(5);
 /// What is set aside for an announced append is kept for so long.
 pub const HOLD: Nanos = Nanos::from_secs(10);
 /// Reads that find their place changed under them try again; each change is an operation that

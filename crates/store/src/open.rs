@@ -9,7 +9,7 @@ use crate::log::LogQueue;
 use crate::recover::{self, Memory};
 use crate::state::{Capacity, Geometry};
 use crate::store::Store;
-use crate::{checkpoint, destage, log};
+use crate::{checkpoint, destage, log, sizes};
 use atoll_format::id::{ClusterId, DiskId, GroupId};
 use atoll_format::superblock::{
     INCOMPAT_PLACED, Region, RegionKind, Shape, Superblock, SuperblockError,
@@ -172,6 +172,8 @@ impl<W: World> Store<W> {
         });
         group.state.borrow_mut().last_write = world.now();
         start(&group, found.checkpoint_now).await?;
+        let sizes_bytes = labels.iter().map(|l| l.size_bytes).collect();
+        world.spawn(sizes::watch(world.clone(), Rc::downgrade(&group), sizes_bytes));
         Ok(Self { group, labels: Rc::new(labels), scrub_turn: Rc::default() })
     }
 
