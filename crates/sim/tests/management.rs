@@ -241,7 +241,7 @@ fn every_group_is_scrubbed_by_itself_within_the_interval_and_again() {
         store.scrub(None, 4096);
         store.scrub(None, 0);
         hosts.wait(every / 2).await;
-        assert!(progress(0).await.whole == false, "stopped");
+        assert!(!progress(0).await.whole, "stopped");
     });
 }
 
