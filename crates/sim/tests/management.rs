@@ -241,7 +241,7 @@ fn every_group_is_scrubbed_by_itself_within_the_interval_and_again() {
         store.scrub(None, 4096);
         store.scrub(None, 0);
         hosts.wait(every / 2).await;
-        assert!(progress(0).await.whole == false, "stopped");
+        assert!(!progress(0).await.whole, "stopped");
     });
 }
 
@@ -270,6 +270,7 @@ fn a_scrub_of_a_volume_looks_at_all_its_components() {
             let stores = hosts.node(host).objects().members().stores();
             let progress = stores[0].scrub_progress();
             assert!(progress.idle && progress.blocks_checked == 6, "h{host}: {progress:?}");
+            assert_eq!(hosts.node(host).status().groups[0].components, 4);
         }
     });
 }

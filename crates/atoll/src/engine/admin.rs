@@ -1037,3 +1037,83 @@ fn volume_samples(totals: &Totals) -> [(&'static str, &'static str, f64); 7] {
         ("atoll_volume_errors_total", "Operations that failed.", totals.errors as f64),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_format::id::{ComponentId, Epoch, Incarnation, Seq};
+    use atoll_format::record::{
+        LegRecord, MemberRecord, MemberState, OwnerRecord, Policy, RECORD_VERSION,
+    };
+    use atoll_node::ObjectStatus;
+
+    fn resyncing_twice() -> VolumeView {
+        let member = |n: u64, state| MemberRecord {
+            component: ComponentId(n),
+            host: HostId(n),
+            group: GroupId(n),
+            state,
+        };
+        let behind = MemberState::Resyncing { from: Seq(1) };
+        let members = vec![member(1, MemberState::Active), member(2, behind), member(3, behind)];
+        let owner = OwnerRecord { host: HostId(1), incarnation: Incarnation(1) };
+        VolumeView {
+            name: "v".into(),
+            policy: "default".into(),
+            created_ms: 0,
+            record: ObjectRecord {
+                version: RECORD_VERSION,
+                id: ObjectId(7),
+                name: "v".into(),
+                state: ObjectState::Ready,
+                size_bytes: 1 << 30,
+                policy: Policy { failures_to_tolerate: 2, ..Policy::DEFAULT },
+                epoch: Epoch(1),
+                owner: Some(owner),
+                seq_base: Seq(0),
+                legs: vec![LegRecord { members }],
+                nonce: 0,
+            },
+            revision: 1,
+            used_bytes: 0,
+            open_on: Vec::new(),
+            owner: Some(ObjectStatus {
+                id: ObjectId(7),
+                epoch: Epoch(1),
+                resyncing: true,
+                resync_bytes_left: 30,
+                resync_bytes_done: 10,
+                resync_component: Some(ComponentId(3)),
+                resync_bytes_copied: 5,
+                resync_seconds: 2.0,
+                guest_ops: 0,
+            }),
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_resync_are_shown_once_at_the_copy_that_is_written() {
+        let view = View { hosts: Vec::new(), volumes: vec![resyncing_twice()] };
+        let resync = view.resync();
+        let bytes: Vec<(u64, u64)> =
+            resync.items.iter().map(|item| (item.bytes_left, item.bytes_done)).collect();
+        assert_eq!(bytes, [(0, 0), (30, 5)]);
+        assert_eq!((resync.bytes_left, resync.bytes_per_second), (30, 5));
+    }
+
+    #[test]
+    fn a_resync_that_is_seen_no_more_has_ended_as_the_record_says() {
+        let mut volume = resyncing_twice();
+        let task = resync_task(&volume, 10_000).expect("it resyncs");
+        assert_eq!((task.percent, task.began_ms), (25, 8_000));
+        let state = |volumes: &[VolumeView]| fate(&task, volumes).0;
+        assert_eq!(state(&[]), TaskState::Failed);
+        volume.record.legs[0].members[1].state = MemberState::Active;
+        let away = MemberState::Absent { since: Seq(1), at_ms: 0, lost: false };
+        volume.record.legs[0].members[2].state = away;
+        assert_eq!(resync_task(&volume, 10_000), None);
+        assert_eq!(state(std::slice::from_ref(&volume)), TaskState::Failed);
+        volume.record.legs[0].members[2].state = MemberState::Active;
+        assert_eq!(state(&[volume]), TaskState::Done);
+    }
+}
