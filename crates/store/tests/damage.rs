@@ -11,8 +11,7 @@ use atoll_store::{
 use atoll_world::components::{Components, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
 use common::{
-    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, plain_op, spec, versions,
-    write_op,
+    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, spec, versions, write_op,
 };
 
 const ID: ComponentId = ComponentId(1);
