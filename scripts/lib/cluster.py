@@ -49,12 +49,21 @@ def free_ports():
 class Cluster:
     """`hosts` processes with file-backed disks below `directory`; ended by `stop` or the stack."""
 
-    def __init__(self, stack, directory, hosts=3, disk_size="8GiB", base_port=None, keep=False):
+    def __init__(
+        self,
+        stack,
+        directory,
+        hosts=3,
+        disk_size="8GiB",
+        base_port=None,
+        keep=False,
+        backend="auto",
+    ):
         self.directory, self.hosts = directory, hosts
         self.argv = ["dev", "--hosts", str(hosts), "--dir", directory, "--disk-size", disk_size]
         if base_port is None:
             base_port = DEFAULT_PORT if ports_are_free(DEFAULT_PORT) else free_ports()
-        self.argv += ["--base-port", str(base_port)]
+        self.argv += ["--base-port", str(base_port), "--backend", backend]
         self.keep = keep
         stack.callback(self.end)
 

@@ -6,6 +6,7 @@ test are kept under target/test-logs/e2e/<test>.
 """
 
 import glob
+import json
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ LOGS = os.path.join(
 class ClusterTest(unittest.TestCase):
     """One cluster per test. `row` names the line of the issue or of the fault matrix."""
 
-    hosts, disk_size = 3, "2GiB"
+    hosts, disk_size, backend = 3, "2GiB", "auto"
     volume, size, policy = "data", "256MiB", "mirror"
 
     def setUp(self):
@@ -54,6 +55,7 @@ class ClusterTest(unittest.TestCase):
             hosts=self.hosts,
             disk_size=self.disk_size,
             base_port=free_ports(),
+            backend=self.backend,
         )
         self.cluster.begin()
         self.make_policy(self.policy, 1)
@@ -67,11 +69,21 @@ class ClusterTest(unittest.TestCase):
             self.cluster.cli("policy", "create", name, "--failures-to-tolerate", str(failures))
 
     def tearDown(self):
-        for host in range(1, self.hosts + 1):
-            if os.path.exists(self.cluster.log(host)):
-                with open(self.cluster.log(host), encoding="utf-8", errors="replace") as f:
-                    panics = [line for line in f if "panicked at" in line]
-                self.assertFalse(panics, f"host{host} panicked")
+        for log in sorted(glob.glob(os.path.join(self.directory, "*", "log"))):
+            with open(log, encoding="utf-8", errors="replace") as f:
+                panics = [line for line in f if "panicked at" in line]
+            self.assertFalse(panics, f"{os.path.basename(os.path.dirname(log))} panicked")
+        self.assertEqual(self.died(), [], "a daemon ended without being told to")
+
+    def died(self):
+        """What has ended by itself: the hosts and the directory, and `atoll dev` starts none again."""
+        if not self.cluster.pid_in("dev.pid"):
+            return []  # a test that stopped everything
+        words = ("dev", "status", "--dir", self.directory, "-o", "json")
+        shown = json.loads(self.cluster.tool(*words).stdout)["items"]
+        return [
+            f"{p['name']}: {p['detail']}" for p in shown if p["state"] == "died" or p["restarts"]
+        ]
 
     def keep_logs(self):
         result = self._outcome.result

@@ -29,6 +29,10 @@ class Result(unittest.TestResult):
         self.row = getattr(method, "row", "")
         print(f"  {test.id():<58} {self.row}", flush=True)
 
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        print(f"    SKIPPED, NOT PROVEN: {reason}", flush=True)
+
     def stopTest(self, test):
         super().stopTest(test)
         bad = [
@@ -36,7 +40,9 @@ class Result(unittest.TestResult):
             for t, text in self.failures + self.errors
             if t is test or getattr(t, "test_case", None) is test
         ]
-        print(f"    {'FAILED' if bad else 'ok'} {time.monotonic() - self.begun:.1f} s", flush=True)
+        skipped = any(t is test for t, _ in self.skipped)
+        verdict = "FAILED" if bad else "skipped" if skipped else "ok"
+        print(f"    {verdict} {time.monotonic() - self.begun:.1f} s", flush=True)
         for text in bad:
             print("    " + text.strip().replace("\n", "\n    "), flush=True)
 
@@ -62,7 +68,10 @@ def main():
             raise
     bad = len(result.failures) + len(result.errors)
     print(f"time {time.monotonic() - begun:.0f} s")
-    print(f"{max(0, result.testsRun - bad)} passed, {bad} failed")
+    skipped = len(result.skipped)
+    if skipped:
+        print(f"{skipped} SKIPPED, see above")
+    print(f"{max(0, result.testsRun - bad - skipped)} passed, {bad} failed")
     return 0 if not bad and result.testsRun else 1
 
 

@@ -8,8 +8,9 @@ import unittest
 
 from harness import ClusterTest, alive, row, wait_until
 from load import Load
+from nbd import Client
 
-MEMBER_S, OWNER_S, ALL_S = 2.0, 10.0, 30.0
+MEMBER_S, OWNER_S, ALL_S, CLIENT_S = 2.0, 10.0, 30.0, 3.0
 
 
 class Crash(ClusterTest):
@@ -98,6 +99,34 @@ class Crash(ClusterTest):
             self.cluster.wait_healthy()
             load.finish()
 
+    @row("3: the daemon that a client uses dies and is started again: served within 3 s (an owner: 10 s)")
+    def test_reconnect(self):
+        owner, member, rest = self.roles()
+        for host in (rest, member, owner):
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                client.write(0, bytes([host]) * 4096)
+                self.cluster.kill(host)
+                begun = time.monotonic()
+                self.cluster.start(host, serving=False)
+                self.assertRaises(ConnectionError, client.read, 0, 4096)
+            took = self.reconnect(host, begun)
+            print(f"    host{host} serves its client again after {took:.2f} s", flush=True)
+            # The owner comes back when the leases of its former life have ended (row 1).
+            self.assertLess(took, OWNER_S if host == owner else CLIENT_S, f"host{host}")
+            self.cluster.wait_healthy()
+
+    def reconnect(self, host, begun):
+        """As QEMU's reconnect-delay: tries until it is connected; then a read and a write."""
+        while True:
+            try:
+                with Client(self.cluster.nbd(host), self.volume) as client:
+                    self.assertEqual(client.read(0, 4096), bytes([host]) * 4096)
+                    client.write(0, bytes([host]) * 4096)
+                return time.monotonic() - begun
+            except ConnectionError:
+                self.assertLess(time.monotonic() - begun, OWNER_S, f"host{host} is not back")
+                time.sleep(0.05)
+
     @row("15: every host is restarted in turn, cleanly; no pause over 10 s")
     def test_rolling_restart(self):
         with Load(self.cluster, self.volume) as load:
@@ -111,6 +140,31 @@ class Crash(ClusterTest):
                 self.cluster.wait_healthy()
             load.wait_progress()
             self.assertLess(load.longest(begun), OWNER_S)
+            load.finish()
+
+
+class Threads(ClusterTest):
+    """On the pool of threads, which moves the bytes where there is no io_uring."""
+
+    backend = "threads"
+
+    @row("2, 4: a copy dies, then all hosts at once; the disks' bytes are moved by threads")
+    def test_member_then_all(self):
+        _, member, _ = self.roles()
+        for host in (1, 2, 3):
+            with open(os.path.join(self.cluster.host_dir(host), "atoll.toml"), encoding="utf-8") as f:
+                self.assertIn('backend = "threads"', f.read())
+        with Load(self.cluster, self.volume) as load:
+            load.wait_progress()
+            self.cluster.kill(member)
+            load.wait_progress()
+            self.cluster.start(member)
+            self.cluster.wait_healthy()
+            self.cluster.kill_at_once((1, 2, 3))
+            for host in (1, 2, 3):
+                self.cluster.start(host, serving=False)
+            load.wait_progress(timeout_s=ALL_S)
+            self.cluster.wait_healthy()
             load.finish()
 
 

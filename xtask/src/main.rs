@@ -2,7 +2,7 @@
 //!
 //! Reads what git tracks (or would), decides nothing about behaviour, needs nothing but the
 //! standard library, takes well under two seconds. Never writes, except `--bless`, which brings
-//! the format hashes in `docs/` up to date.
+//! the format hashes in `docs/` and the simulator's list of marks up to date.
 
 mod manifest;
 mod source;

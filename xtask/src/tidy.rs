@@ -30,6 +30,8 @@ const FORMATS: &[(&str, &str)] = &[
     ("crates/format/src/frame.rs", "docs/protocol.md"),
     ("crates/object/src/message.rs", "docs/protocol.md"),
 ];
+/// The marks that the simulator can reach, one a line: it says which no seed has reached.
+const MARKS: &str = "crates/sim/marks.txt";
 /// Marks of unfinished work, in pieces so that this file does not contain them.
 const UNFINISHED: &[&str] = &[
     concat!("to", "do!"),
@@ -95,6 +97,7 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
     for name in tidy.offered.difference(&tidy.outside) {
         tidy.complaints.push(format!("Cargo.toml: offers {name}, which no crate takes"));
     }
+    tidy.list_marks(root, bless);
     for (mark, places) in std::mem::take(&mut tidy.marks) {
         if let [first, rest @ ..] = &places[..] {
             for place in rest {
@@ -212,6 +215,23 @@ impl Tidy {
             let line = text[..at].matches('\n').count() + 1;
             let places = self.marks.entry(inside[..end].to_owned()).or_default();
             places.push(format!("{name}:{line}"));
+        }
+    }
+
+    /// Marks in the crates that run in both worlds, against the list.
+    fn list_marks(&mut self, root: &Path, bless: bool) {
+        let simulated = |place: &String| {
+            crate_folder(place).is_some_and(|c| LOGIC.contains(&c) && c != "front")
+        };
+        let marks = self.marks.iter().filter(|(_, places)| places.iter().any(simulated));
+        let list: String = marks.map(|(mark, _)| format!("{mark}\n")).collect();
+        let known = std::fs::read_to_string(root.join(MARKS)).unwrap_or_default();
+        if bless {
+            if let Err(why) = std::fs::write(root.join(MARKS), list) {
+                self.complain(MARKS, 0, &why.to_string());
+            }
+        } else if known != list {
+            self.complain(MARKS, 0, "is not the list of all marks: `cargo xtask tidy --bless`");
         }
     }
 

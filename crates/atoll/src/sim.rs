@@ -173,10 +173,12 @@ async fn many(context: &Context, asked: &SimRun, options: Options) -> Run {
                 .zip(&report.faults)
                 .map(|(kind, &n)| (kind.name().to_owned(), n.into()))
                 .collect();
+            let (faults_unreached, marks_unreached) = report.unreached();
             let value = serde_json::json!({
                 "kind": "SimReport", "version": 1,
                 "item": {
                     "seeds": report.seeds, "failed": failed, "faults": faults,
+                    "faults_unreached": faults_unreached, "marks_unreached": marks_unreached,
                     "operations": report.ops, "polls": report.polls,
                     "virtual_seconds": report.virtual_time.as_secs_f64(), "seconds": seconds,
                 },

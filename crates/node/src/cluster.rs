@@ -163,7 +163,6 @@ impl<W: World, S: Components> Node<W, S> {
                 name: h.name.clone(),
                 fault_domain: h.fault_domain.clone(),
                 alive: self.is_alive(h.id),
-                maintenance: false,
                 groups: groups.collect(),
             }
         });

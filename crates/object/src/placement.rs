@@ -45,8 +45,6 @@ pub struct HostView {
     pub fault_domain: String,
     /// It can be reached.
     pub alive: bool,
-    /// An administrator is about to take it down: nothing new goes there.
-    pub maintenance: bool,
     /// Its disk groups.
     pub groups: Vec<GroupView>,
 }
@@ -119,8 +117,6 @@ pub enum Rule {
 pub enum Reason {
     /// It cannot be reached.
     Down,
-    /// It is in maintenance.
-    Maintenance,
     /// It contributes no disks.
     NoGroups,
     /// All its disk groups have failed.
@@ -153,7 +149,7 @@ pub struct Excluded {
 impl Excluded {
     /// It only has to come back.
     fn is_away(&self) -> bool {
-        matches!(self.reason, Reason::Down | Reason::Maintenance)
+        self.reason == Reason::Down
     }
 }
 
@@ -481,7 +477,7 @@ fn why(
     // What it could be instead: not with the other members; its own place always counts.
     let choice: Vec<(&HostView, &GroupView)> = hosts
         .iter()
-        .filter(|h| !others.contains(h.fault_domain.as_str()) && h.alive && !h.maintenance)
+        .filter(|h| !others.contains(h.fault_domain.as_str()) && h.alive)
         .flat_map(|h| h.groups.iter().map(move |g| (h, g)))
         .filter(|(_, g)| g.id == member.group || (g.healthy && g.free_bytes >= bytes))
         .collect();
@@ -515,7 +511,7 @@ impl<'a> Place<'a> {
         let names: BTreeSet<&str> = hosts.iter().map(|h| h.fault_domain.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
         let mut places = Vec::new();
-        for host in hosts.iter().filter(|h| h.alive && !h.maintenance) {
+        for host in hosts.iter().filter(|h| h.alive) {
             for group in host.groups.iter().filter(|g| g.healthy && g.free_bytes > 0) {
                 let name = names.binary_search(&host.fault_domain.as_str());
                 places.push(Self {
@@ -674,7 +670,7 @@ struct Domain {
 /// Fault domains with what their groups that could be used hold.
 fn domains(hosts: &[HostView]) -> BTreeMap<&str, Domain> {
     let mut domains: BTreeMap<&str, Domain> = BTreeMap::new();
-    for host in hosts.iter().filter(|h| h.alive && !h.maintenance) {
+    for host in hosts.iter().filter(|h| h.alive) {
         for group in host.groups.iter().filter(|g| g.healthy) {
             let domain = domains.entry(&host.fault_domain).or_default();
             domain.usable |= group.free_bytes > 0;
@@ -766,9 +762,6 @@ fn record_bytes(policy: &Policy, size_bytes: u64) -> usize {
 fn unfit(host: &HostView, groups: &[&GroupView], bytes: u64) -> Option<Reason> {
     if !host.alive {
         return Some(Reason::Down);
-    }
-    if host.maintenance {
-        return Some(Reason::Maintenance);
     }
     if groups.is_empty() {
         return Some(Reason::NoGroups);
@@ -893,7 +886,6 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Down => write!(f, "is down"),
-            Self::Maintenance => write!(f, "is in maintenance"),
             Self::NoGroups => write!(f, "has no disk group"),
             Self::Failed => write!(f, "has only failed disk groups"),
             Self::Full { free_bytes, needed_bytes } => write!(
@@ -1074,7 +1066,6 @@ mod tests {
             name: format!("host{}", i + 1),
             fault_domain: format!("host{}", i + 1),
             alive: true,
-            maintenance: false,
             groups: groups
                 .iter()
                 .enumerate()
@@ -1146,13 +1137,12 @@ mod tests {
         );
         let mut hosts = cluster(&[&[(9 * G, 5 * G)], &[], &[(9 * G, 5 * G)], &[(9 * G, 5 * G)]]);
         hosts[2].groups[0].healthy = false;
-        hosts[3].maintenance = true;
+        hosts[3].alive = false;
         let refusal = place(&hosts, &policy(3, 1), G, None, 1).unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "policy needs 4 fault domains for 4 copies, 1 is usable: host2 has no disk group, \
-             host3 \
-             has only failed disk groups, host4 is in maintenance; bring back host4, or add 3 \
+             host3 has only failed disk groups, host4 is down; bring back host4, or add 3 \
              hosts, or use a policy with failures_to_tolerate 0"
         );
     }
@@ -1420,7 +1410,7 @@ mod tests {
         }
         let groups: Vec<(String, u64)> = hosts
             .iter()
-            .filter(|h| h.alive && !h.maintenance)
+            .filter(|h| h.alive)
             .flat_map(|h| h.groups.iter().map(|g| (h.fault_domain.clone(), g)))
             .filter(|(_, g)| g.healthy)
             .map(|(d, g)| (d, g.free_bytes))
@@ -1446,7 +1436,6 @@ mod tests {
                     name: format!("host{i}"),
                     fault_domain: format!("rack{domain}"),
                     alive: state != 0,
-                    maintenance: state == 1,
                     groups: groups.into_iter().enumerate().map(group).collect(),
                 }
             };
@@ -1480,7 +1469,7 @@ mod tests {
                         for &(host, group) in &leg.members {
                             let host = hosts.iter().find(|h| h.id == host).expect("known");
                             let group = host.groups.iter().find(|g| g.id == group).expect("there");
-                            prop_assert!(host.alive && !host.maintenance && group.healthy);
+                            prop_assert!(host.alive && group.healthy);
                             prop_assert!(domains.insert(&host.fault_domain), "two in a domain");
                             let left = free.entry(group.id).or_insert(group.free_bytes);
                             prop_assert!(*left >= bytes, "no room");
@@ -1523,7 +1512,6 @@ mod tests {
                 .iter()
                 .map(|h| HostView {
                     alive: true,
-                    maintenance: false,
                     groups: h
                         .groups
                         .iter()
@@ -1543,7 +1531,7 @@ mod tests {
                 &hosts.iter().find(|h| h.id == id).expect("known").fault_domain
             };
             let fits = |host: &HostView, g: &GroupView| {
-                host.alive && !host.maintenance && g.healthy && g.id != gone.group
+                host.alive && g.healthy && g.id != gone.group
                     && g.free_bytes >= chunks * CHUNK && &host.fault_domain != domain(stays.host)
             };
             match replacement(&hosts, &record, 0, gone.component) {

@@ -124,7 +124,15 @@ impl RealDisk {
     /// # Errors
     /// See [`OpenError`]; nothing was changed.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
-        let path = path.as_ref();
+        Self::open_with(path.as_ref(), options, Ring::of_this_shard)
+    }
+
+    /// `ring` gives the ring of this shard, or says why there is none.
+    fn open_with(
+        path: &Path,
+        options: OpenOptions,
+        ring: impl FnOnce() -> Result<Rc<Ring>, String>,
+    ) -> Result<Self, OpenError> {
         let named = || path.display().to_string();
         let refused = |error: Errno| match error {
             Errno::BUSY | Errno::WOULDBLOCK => OpenError::InUse { path: named() },
@@ -174,17 +182,21 @@ impl RealDisk {
             let pool = Pool::of_this_shard();
             pool.map(Engine::Pool).map_err(|error| OpenError::Open { path: named(), error })
         };
-        let engine = match (options.backend, Ring::of_this_shard()) {
-            (Backend::Threads, _) => pool()?,
-            (_, Ok(ring)) => {
-                let target = ring.register(&file);
-                Engine::Ring(ring, target)
-            }
-            (Backend::Uring, Err(why)) => return Err(OpenError::Backend(why)),
-            (Backend::Auto, Err(why)) => {
-                tracing::warn!(disk = %path.display(), "{why}; using threads instead");
-                pool()?
-            }
+        let engine = match options.backend {
+            Backend::Threads => pool()?,
+            Backend::Uring | Backend::Auto => match ring() {
+                Ok(ring) => {
+                    let target = ring.register(&file);
+                    Engine::Ring(ring, target)
+                }
+                Err(why) if options.backend == Backend::Uring => {
+                    return Err(OpenError::Backend(why));
+                }
+                Err(why) => {
+                    tracing::warn!(disk = %path.display(), "{why}; using threads instead");
+                    pool()?
+                }
+            },
         };
         Ok(Self(Rc::new(Inner {
             path: path.to_owned(),
@@ -349,4 +361,36 @@ fn discard_device(file: &File, at: u64, len: u64) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two u64 behind the pointer, which live until it returns.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Backend, OpenError, OpenOptions, RealDisk, Ring};
+    use atoll_world::{Buf, Disk, Durability};
+    use std::fs::File;
+    use std::rc::Rc;
+
+    #[test]
+    fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
+        // Beside the build output: a file system with direct I/O.
+        let here = std::env::current_exe().unwrap();
+        let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
+        let path = dir.path().join("disk");
+        File::create(&path).unwrap().set_len(8192).unwrap();
+        let open = |backend| {
+            let options = OpenOptions { backend, read_only: false };
+            let none = || -> Result<Rc<Ring>, String> { Err("no ring here".into()) };
+            RealDisk::open_with(&path, options, none)
+        };
+        crate::run(async {
+            let why = open(Backend::Uring).err();
+            assert!(matches!(why, Some(OpenError::Backend(why)) if why == "no ring here"));
+            let disk = open(Backend::Auto).unwrap();
+            assert_eq!(disk.backend(), "threads");
+            let bytes = Buf::copy_from(&[7; 4096]);
+            disk.write(4096, vec![bytes.clone()], Durability::Durable).await.unwrap();
+            assert_eq!(disk.read(4096, 4096).await.unwrap(), bytes);
+        })
+        .unwrap();
+    }
 }

@@ -1,5 +1,8 @@
-//! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--ideal]`, or
+//! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--ideal-store]`, or
 //! `sim --seed S [--trace]`.
+//!
+//! For work on the simulator: it is built without the program, in a fraction of the time. Everybody
+//! else has `atoll sim run`.
 
 #![allow(clippy::disallowed_methods, reason = "a program, not the simulator")]
 
@@ -27,7 +30,7 @@ fn main() {
             "--faults" => options.faults = FaultSet::parse(&value()).unwrap_or_else(|e| fail(&e)),
             "--trace" => options.trace = true,
             "--twice" => options.twice = true,
-            "--ideal" => options.ideal_store = true,
+            "--ideal-store" => options.ideal_store = true,
             other => fail(&format!("unknown argument {other}")),
         }
     }

@@ -12,7 +12,7 @@ use crate::rig::{Rig, RigSpec};
 use crate::rng::Rng;
 use crate::storage::{IdealStorage, RealStorage};
 use crate::trace::{Line, Trace};
-use atoll_world::Nanos;
+use atoll_world::{Nanos, mark};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,6 +21,9 @@ const VIRTUAL_MAX: Nanos = Nanos::from_secs(900);
 
 /// Polls of one run: thirty times what the busiest sound one takes.
 const POLLS_MAX: u64 = 6_000_000;
+
+/// Every mark in the code that runs here, one a line; `cargo xtask tidy` keeps the list.
+const MARKS: &str = include_str!("../marks.txt");
 
 /// How runs are made.
 #[derive(Clone, Debug)]
@@ -198,18 +201,13 @@ impl Report {
         self.polls += outcome.polls;
     }
 
-    /// Adds what another part of the seeds gave.
-    pub fn merge(&mut self, other: Self) {
-        self.seeds += other.seeds;
-        self.failed.extend(other.failed);
-        self.failed.sort();
-        self.faults.resize(FaultKind::ALL.len(), 0);
-        for (sum, n) in self.faults.iter_mut().zip(&other.faults) {
-            *sum += n;
-        }
-        self.virtual_time += other.virtual_time;
-        self.ops += other.ops;
-        self.polls += other.polls;
+    /// Kinds of fault that had no effect, and marks that this process has not come by: what these
+    /// seeds say nothing about.
+    pub fn unreached(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let idle = FaultKind::ALL.iter().zip(&self.faults).filter(|&(_, &n)| n == 0);
+        let reached = mark::reached();
+        let missed = MARKS.lines().filter(|name| !reached.contains_key(name));
+        (idle.map(|(kind, _)| kind.name()).collect(), missed.collect())
     }
 }
 
@@ -217,6 +215,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (kind, n) in FaultKind::ALL.iter().zip(&self.faults) {
             writeln!(f, "  {:<22} {n:>10}", kind.name())?;
+        }
+        let (faults, marks) = self.unreached();
+        for (what, names) in [("faults", faults), ("marks", marks)] {
+            if !names.is_empty() {
+                writeln!(f, "  {what} not reached: {}", names.join(", "))?;
+            }
         }
         for (seed, why) in &self.failed {
             writeln!(f, "seed {seed} FAILED: {}", why.lines().next().unwrap_or_default())?;

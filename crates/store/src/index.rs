@@ -7,7 +7,7 @@
 //! Invariants: `pending` and `overlay` are sorted by block without repetition; every `Pending` is
 //! counted once as live in the segment it lies in.
 
-use crate::limits::PLACED_WEIGHT;
+use crate::limits::{HOT_CHUNK_BYTES, PLACED_WEIGHT};
 use atoll_format::chunk::{BlockEntry, ChunkEntry};
 use atoll_format::id::Seq;
 use atoll_format::op::{BlockState, BlockTag};
@@ -137,6 +137,11 @@ pub(crate) struct Hot {
     pub entry_reserved: bool,
 }
 
+// Nodes of the tree hold 6 to 11 entries; a queue that has just grown is half empty.
+const _: () = assert!(
+    (size_of::<Hot>() as u64 + 4) * 11 / 6 + 2 * size_of::<(u32, u32)>() as u64 <= HOT_CHUNK_BYTES
+);
+
 impl Hot {
     pub(crate) fn pending_at(&self, block: u8) -> Option<&Pending> {
         let i = self.pending.binary_search_by_key(&block, Pending::block).ok()?;
@@ -177,7 +182,10 @@ impl Hot {
         for old in &self.pending[from..to] {
             gone(old.at, 1);
         }
-        if to - from == new.len() {
+        if self.pending.is_empty() {
+            // Exactly: of most chunks no other block comes before they are destaged.
+            self.pending = new.to_vec();
+        } else if to - from == new.len() {
             self.pending[from..to].copy_from_slice(new);
         } else {
             self.pending.splice(from..to, new.iter().copied());

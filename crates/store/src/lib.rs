@@ -15,7 +15,7 @@
 //! | `log`, `destage`, `journal`, `checkpoint` | what is written, and in which order |
 //! | `recover` | reading it back after any crash |
 //! | `read`, `scrub`, `check` | looking at it |
-//! | `device`, `sizes`, `group`, `limits` | devices and their deadlines, what all share, every bound |
+//! | `device`, `sizes`, `group`, `limits` | devices and their deadlines, what is shared, bounds |
 
 mod check;
 mod checkpoint;

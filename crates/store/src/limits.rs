@@ -114,6 +114,9 @@ pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 pub const OVERLAY_MIN: u64 = 64 << 10;
 /// Bytes of memory of one block in the log's index.
 pub const INDEX_ENTRY_BYTES: u64 = 16;
+/// Bytes of memory of a chunk that has blocks in the log or dirty, beside those blocks: its entry
+/// in a tree whose nodes may be little more than half full, and its place in a queue.
+pub const HOT_CHUNK_BYTES: u64 = 288;
 /// What a placed chunk counts for in the log's index: its 256 CRCs and their head.
 pub const PLACED_WEIGHT: u64 = (4 * BLOCKS_PER_CHUNK as u64 + 16) / INDEX_ENTRY_BYTES;
 /// What a placed chunk counts for in a destage round: 256 journal records, and no bytes moved.
@@ -122,6 +125,18 @@ pub const PLACED_BLOCKS: usize = 64;
 pub const OVERLAY_ENTRY_BYTES: u64 = 16;
 /// Bytes of memory of one chunk table entry.
 pub const CHUNK_ENTRY_BYTES: u64 = 32;
+
+/// Memory of a group of that capacity and log when everything is full at once, and every chunk
+/// has blocks in the log or dirty: the formula of `docs/formats.md`.
+pub fn memory_max(capacity_bytes: u64, log_bytes: u64) -> u64 {
+    let per_tib = |amount: u64| ((u128::from(amount) * u128::from(capacity_bytes)) >> 40) as u64;
+    let chunks = capacity_bytes / CHUNK;
+    chunks * (CHUNK_ENTRY_BYTES + HOT_CHUNK_BYTES)
+        + per_tib(CACHE_PER_TIB).max(CACHE_DEFAULT_MIN)
+        + per_tib(OVERLAY_PER_TIB).max(OVERLAY_MIN) * OVERLAY_ENTRY_BYTES
+        + log_bytes / BLOCK * INDEX_ENTRY_BYTES
+        + (chunks + u64::from(pages_for(chunks as u32))) / 8
+}
 
 /// Slots kept back when the group is full (`store.md` rule 22): 1 %, 64 on ordinary devices.
 pub fn reserve_slots(slots: u32) -> u32 {
@@ -156,3 +171,20 @@ const _: () = {
     assert!(DEVICE_MIN > 16 * CHUNK + JOURNAL_MIN);
     assert!(JOURNAL_MIN >= 4 * atoll_format::chunk::JOURNAL_BATCH_MAX as u64);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::memory_max;
+
+    /// What the document says of whole disks is what its formula gives.
+    #[test]
+    fn the_documented_figures_are_those_of_the_formula() {
+        let text = include_str!("../../../docs/formats.md");
+        let tib = ("1 TiB with its default log (32 GiB): ", 1 << 40, 32 << 30);
+        let test = ("16 GiB of test disk with a log of 800 MiB: ", 16 << 30, 800 << 20);
+        for (what, capacity_bytes, log_bytes) in [tib, test] {
+            let mib = memory_max(capacity_bytes, log_bytes).div_ceil(1 << 20);
+            assert!(text.contains(&format!("{what}{mib} MiB")), "not '{what}{mib} MiB'");
+        }
+    }
+}

@@ -723,8 +723,10 @@ impl State {
                 u64::from(s.slots.len() + s.pages.len()) / 8 + s.retired_pages.len() as u64 * 4
             })
             .sum();
+        let hot: u64 = self.components.values().map(|c| c.hot.len() as u64).sum();
         tables
             + maps
+            + hot * limits::HOT_CHUNK_BYTES
             + self.index_blocks * limits::INDEX_ENTRY_BYTES
             + self.overlay_blocks * limits::OVERLAY_ENTRY_BYTES
             + self.cache.memory_max()

@@ -11,8 +11,7 @@ use atoll_store::{
 use atoll_world::components::{Components, ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
 use common::{
-    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, plain_op, spec, versions,
-    write_op,
+    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, spec, versions, write_op,
 };
 
 const ID: ComponentId = ComponentId(1);
@@ -697,31 +696,4 @@ fn a_read_only_device_is_refused() {
     let m = Machine::new(1, &lived_in(1));
     m.disks[0].fail_writes();
     assert!(matches!(m.open().expect("runs").err(), Some(OpenError::Io(_))));
-}
-
-#[test]
-fn memory_stays_within_the_stated_formula() {
-    use atoll_store::limits;
-    let m = Machine::new(1, &formatted(1));
-    let store = m.store();
-    m.world.run(async {
-        make(&store, 1, 200_000).await.expect("made");
-        for seq in 1..=600u64 {
-            let op = write_op(seq, (seq as u32 - 1) * 256, &[seq]);
-            store.append(ID, FIRST, op).await.expect("written");
-        }
-        let whole = plain_op(atoll_format::op::OpKind::Zero, 700, 190_000 / 256 * 256, 256);
-        store.append(ID, FIRST, whole).await.expect("zeroed");
-    });
-    let space = store.space();
-    let chunks = (601u64).next_multiple_of(64);
-    let slots = space.capacity_bytes / MIB * 102 / 100;
-    let bound = limits::CACHE_MIN * 102 / 100
-        + limits::OVERLAY_MIN * limits::OVERLAY_ENTRY_BYTES
-        + space.log_bytes / 4096 * limits::INDEX_ENTRY_BYTES
-        + (chunks + 128) * limits::CHUNK_ENTRY_BYTES
-        + 200_000 / 64 * 8
-        + slots;
-    assert!(store.memory_bytes() <= bound, "{} > {bound}", store.memory_bytes());
-    assert!(store.memory_bytes() > limits::CACHE_MIN / 2);
 }

@@ -16,8 +16,10 @@ use atoll_world::{
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -143,6 +145,20 @@ impl TestWorld {
     }
 }
 
+/// Ends with the future that sleeps: its waker would keep the memory of whoever waited.
+struct Timer {
+    inner: Rc<Inner>,
+    key: Option<(u64, u64)>,
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.inner.timers.borrow_mut().remove(&key);
+        }
+    }
+}
+
 impl World for TestWorld {
     type Disk = MemDisk;
     type Net = NoNet;
@@ -155,16 +171,16 @@ impl World for TestWorld {
         1_700_000_000_000 + self.0.now.get() / 1_000_000
     }
     fn sleep_until(&self, at: Nanos) -> impl Future<Output = ()> {
-        let inner = self.0.clone();
-        let mut key = None;
+        let mut timer = Timer { inner: self.0.clone(), key: None };
         poll_fn(move |cx| {
+            let inner = &timer.inner;
             if inner.now.get() >= at.0 {
                 return Poll::Ready(());
             }
             if at == Nanos::NEVER {
                 return Poll::Pending;
             }
-            let key = *key.get_or_insert_with(|| {
+            let key = *timer.key.get_or_insert_with(|| {
                 inner.count.set(inner.count.get() + 1);
                 (at.0, inner.count.get())
             });
@@ -313,9 +329,11 @@ struct Medium {
     fail_flush: bool,
     hang: bool,
     writes: u64,
+    /// Where its bytes are instead, for tests that count memory.
+    file: Option<Rc<File>>,
 }
 
-/// A disk in memory.
+/// A disk in memory, or in a file that loses nothing.
 #[derive(Clone)]
 pub struct MemDisk {
     world: TestWorld,
@@ -326,6 +344,16 @@ impl MemDisk {
     pub fn new(world: &TestWorld, image: Image) -> Self {
         let medium = Medium { current: image.clone(), durable: image, ..Medium::default() };
         Self { world: world.clone(), medium: Rc::new(RefCell::new(medium)) }
+    }
+    /// A disk of `len` bytes in a file, which is sparse.
+    pub fn in_file(world: &TestWorld, file: File, len: u64) -> Self {
+        file.set_len(len).expect("sparse");
+        let disk = Self::new(world, Image::new(len));
+        disk.medium.borrow_mut().file = Some(Rc::new(file));
+        disk
+    }
+    fn file(&self) -> Option<Rc<File>> {
+        self.medium.borrow().file.clone()
     }
     pub fn fail_reads(&self, at: u64, len: u64) {
         self.medium.borrow_mut().fail_reads = Some((at, at + len));
@@ -403,6 +431,11 @@ impl Disk for MemDisk {
     async fn read(&self, at: u64, len: u32) -> io::Result<Buf> {
         assert!(at.is_multiple_of(BLOCK as u64) && (len as usize).is_multiple_of(BLOCK) && len > 0);
         self.wait(50).await?;
+        if let Some(file) = self.file() {
+            let mut out = BufMut::for_overwrite(len as usize);
+            file.read_exact_at(&mut out, at)?;
+            return Ok(out.freeze());
+        }
         let medium = self.medium.borrow();
         if at + u64::from(len) > medium.current.len {
             return Err(eio("read beyond the end"));
@@ -425,6 +458,14 @@ impl Disk for MemDisk {
 
     async fn write(&self, at: u64, data: Vec<Buf>, durability: Durability) -> io::Result<()> {
         assert!(at.is_multiple_of(BLOCK as u64));
+        if let Some(file) = self.file() {
+            let mut end = at;
+            for piece in &data {
+                file.write_all_at(piece, end)?;
+                end += piece.len() as u64;
+            }
+            return self.wait(20).await;
+        }
         let mut blocks = Vec::new();
         for piece in &data {
             assert!(piece.len().is_multiple_of(BLOCK) && (piece.is_empty() || piece.is_aligned()));
