@@ -798,7 +798,8 @@ mod tests {
         (
             "\n[hosts]\nname = \"a\"\n",
             "atoll.toml:2: unknown key 'hosts'",
-            "did you mean 'host'? accepted: host, network, directory, io, scrub, frontends, log, group",
+            "did you mean 'host'? accepted: host, network, directory, io, scrub, frontends, log, \
+             group",
         ),
         (
             "[host]\nname = \"a\"\nname = \"b\"\n",

@@ -66,7 +66,11 @@ pub enum FormatError {
         min_bytes: u64,
     },
     /// Its blocks have no numbers.
-    #[error("device {device} has {}, a disk of a group has less than {}", iec(*.len_bytes), iec(limits::DEVICE_END))]
+    #[error(
+        "device {device} has {}, a disk of a group has less than {}",
+        iec(*.len_bytes),
+        iec(limits::DEVICE_END)
+    )]
     TooLarge {
         /// Which, by its place in the list.
         device: usize,

@@ -38,7 +38,7 @@ impl Book {
         self.0.values().any(|task| task.ended.is_none())
     }
 
-    /// Enters what is seen at `now_ms`. `fate` says of a task that is seen no more how it has ended.
+    /// Enters what is seen at `now_ms`. `fate` says how a task that is seen no more has ended.
     pub fn enter(
         &mut self,
         now_ms: u64,
