@@ -87,7 +87,6 @@ pub enum Event {
 }
 
 const NOT_OWNER: &str = "this host does not own the volume";
-const OWNER_CHANGED: &str = "the volume's owner has changed: try again";
 
 /// Events kept until they are taken; the oldest go first.
 const EVENTS_MAX: usize = 1024;
@@ -381,33 +380,12 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
-    /// Shrinks an object that this host owns; the caller has discarded what lies beyond. Every copy
-    /// must be up to date: what one of them lacks is not looked for beyond the end afterwards, and
-    /// would show when the object grows again.
+    /// Shrinks an object that this host owns; the caller has discarded what lies beyond.
     ///
     /// # Errors
     /// A sentence.
     pub async fn shrink(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
-        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
-        let behind = |record: &ObjectRecord| {
-            record.members().find(|(_, m)| !m.state.is_active()).map(|(_, m)| m.host)
-        };
-        let edit = |record: &mut ObjectRecord| {
-            let shrinks = size_bytes < record.size_bytes && behind(record).is_none();
-            if shrinks {
-                record.size_bytes = size_bytes;
-            }
-            shrinks
-        };
-        owner.change(edit).await.map_err(|_| OWNER_CHANGED)?;
-        let record = owner.0.record.borrow();
-        match behind(&record) {
-            Some(host) if record.size_bytes > size_bytes => Err(format!(
-                "the copy on host {} is not up to date: shrink when all copies are",
-                self.0.host_name(host)
-            )),
-            _ => Ok(()),
-        }
+        self.0.owner(object).ok_or(NOT_OWNER)?.shrink(size_bytes).await
     }
 
     /// Grows an object that this host owns (in place: the same legs).
@@ -415,43 +393,7 @@ impl<W: World, S: Components> Objects<W, S> {
     /// # Errors
     /// A sentence.
     pub async fn grow(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
-        use atoll_format::record::legs_needed;
-        use atoll_format::units::BLOCKS_PER_CHUNK;
-        let owner = self.0.owner(object).ok_or(NOT_OWNER)?;
-        let mut grown = owner.0.record.borrow().clone();
-        if size_bytes < grown.size_bytes {
-            return Err("the volume would shrink".into());
-        }
-        // One that was shrunk has kept its legs.
-        if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
-            return Err(format!(
-                "the volume would need {} legs and has {}: copy it to a new volume of that size",
-                legs_needed(&grown.policy, size_bytes),
-                grown.legs.len()
-            ));
-        }
-        grown.size_bytes = size_bytes;
-        for (leg, member) in grown.members() {
-            let blocks = grown.leg_chunks(leg) * BLOCKS_PER_CHUNK;
-            let (component, epoch) = (member.component, owner.0.epoch);
-            let request = Request::Grow { component, epoch, blocks };
-            let deadline = self.0.world.now() + CALL_DEADLINE;
-            match self.0.peers().call(member.host, Lane::Control, request, deadline).await {
-                Ok(Reply::Done) => {}
-                other => {
-                    return Err(format!(
-                        "host {} did not grow its copy ({other:?}): resize when all copies are up",
-                        self.0.host_name(member.host)
-                    ));
-                }
-            }
-        }
-        let edit = |record: &mut ObjectRecord| {
-            let grows = record.size_bytes < size_bytes;
-            record.size_bytes = record.size_bytes.max(size_bytes);
-            grows
-        };
-        owner.change(edit).await.map_err(|_| OWNER_CHANGED.into())
+        self.0.owner(object).ok_or(NOT_OWNER)?.grow(size_bytes).await
     }
 
     /// A block of a component is bad: its object's owner, if it is here, repairs it.

@@ -18,6 +18,7 @@ use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
 use atoll_world::{Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// How far the resync of an object is.
@@ -366,15 +367,25 @@ impl<W: World, S: Components> Owner<W, S> {
             let of = record.members().find(|(_, m)| m.component == end.component);
             of.map_or(0, |(leg, _)| record.leg_chunks(leg))
         };
+        self.list_chunks(end, since, 0..size).await
+    }
+
+    /// Those of some chunks of a component that have operations past `since`.
+    pub async fn list_chunks(
+        &self,
+        end: &End,
+        since: Seq,
+        of: Range<u32>,
+    ) -> Result<BTreeSet<u32>, Fail> {
         let mut all = BTreeSet::new();
-        let mut first = 0;
+        let mut first = of.start;
         loop {
             let (component, epoch) = (end.component, self.0.epoch);
             let request = Request::ChunksSince { component, epoch, since, first };
             match self.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
                 Ok(Reply::Chunks { chunks, more }) => {
                     // A member whose log was damaged may list chunks of what had its place before.
-                    let inside = chunks.iter().filter(|&&(chunk, _)| chunk < size);
+                    let inside = chunks.iter().filter(|(chunk, _)| of.contains(chunk));
                     all.extend(inside.map(|&(chunk, _)| chunk));
                     match chunks.last() {
                         Some(&(last, _)) if more => first = last + 1,

@@ -151,6 +151,38 @@ fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
     });
 }
 
+/// A copy comes back with what it held before the shrink: a resync looks inside the size only, so
+/// it keeps that, and may be the one that is read after the volume has grown again.
+#[test]
+fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 10 * MIB).await;
+        write(&node, "v", MIB, 1).await;
+        write(&node, "v", 7 * MIB, 2).await;
+        let view = node.volume("v").await.expect("there");
+        let other = view.record.members().map(|(_, m)| m.host).find(|&host| host != host_id(0));
+        let other = (other.expect("two copies").0 - host_id(0).0) as u16;
+        // At home, not in the log.
+        hosts.wait(Nanos::from_secs(30)).await;
+        let disk = hosts.rig.disks(other)[0].clone();
+        let before = disk.image();
+        node.resize_volume("v", 5 * MIB, None, false).await.expect("shrunk");
+        hosts.kill(other).await;
+        disk.restore(before);
+        write(&node, "v", MIB, 3).await;
+        hosts.rig.start(other);
+        hosts.wait(Nanos::from_secs(60)).await;
+        node.resize_volume("v", 10 * MIB, None, false).await.expect("grown");
+        assert_eq!(read(&node, "v", 7 * MIB).await, 0);
+        // Only that copy is left to be read.
+        hosts.kill(0).await;
+        let left = hosts.node(usize::from(other));
+        assert_eq!(read(&left, "v", MIB).await, 3);
+        assert_eq!(read(&left, "v", 7 * MIB).await, 0);
+    });
+}
+
 #[test]
 fn a_volume_is_not_shrunk_while_a_copy_is_behind() {
     with(3, |hosts| async move {
