@@ -322,16 +322,18 @@ impl<W: World, S: Components> Owner<W, S> {
         for &chunk in chunks {
             let began = self.now();
             let guests = self.0.guest_ops.get();
-            let (Some(member), Some(source)) = (leg.member(slot), self.any_active(leg)) else {
-                return Err(Fail::Stopped);
-            };
-            if self.is_stopped() || !member.role.receives() || member.mending {
-                return Err(Fail::Stopped);
-            }
             let copied = {
                 let range =
                     BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: BLOCKS_PER_CHUNK as u16 };
                 let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+                // Chosen under the lock: while it was waited for, an operation of this chunk may
+                // have been decided without the one that would have been the source before.
+                let (Some(member), Some(source)) = (leg.member(slot), self.any_active(leg)) else {
+                    return Err(Fail::Stopped);
+                };
+                if self.is_stopped() || !member.role.receives() || member.mending {
+                    return Err(Fail::Stopped);
+                }
                 let ends = [End::of(&source), End::of(&member)];
                 self.copy_chunk(leg, chunk, ends).await?
             };

@@ -12,6 +12,10 @@ const SEEDS: &[(u64, &str)] = &[
     (2_191, "a block that the medium did not give was not handed to its owner again"),
     (5_125, "a connection whose end was never heard of was waited on for ever"),
     (5_894, "a damaged page was repaired for its first block only"),
+    (
+        500_887,
+        "a resync chose its source before it had the lock, and copied from one dropped since",
+    ),
     (50_093, "the place of a rebuild was lost too, and no third was looked for"),
 ];
 
