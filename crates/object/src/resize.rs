@@ -3,15 +3,18 @@
 //! Invariant: what lies beyond the end reads as zeros once the object grows over it, whatever a
 //! copy has kept there.
 
-use crate::limits::CALL_DEADLINE;
+use crate::leg::{Leg, Member};
+use crate::limits::{CALL_DEADLINE, PIECES_MAX};
 use crate::message::{Reply, Request};
 use crate::owner::Owner;
 use crate::resync::End;
+use atoll_format::id::{HostId, Seq};
 use atoll_format::op::{BlockRange, BlockTag};
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_world::components::{Copy, CopyBlock};
 use atoll_world::{Components, Lane, World, sometimes};
+use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
 
 const OWNER_CHANGED: &str = "the volume's owner has changed: try again";
@@ -86,35 +89,55 @@ impl<W: World, S: Components> Owner<W, S> {
             let first = self.0.record.borrow().leg_chunks(leg.index);
             let end = grown.leg_chunks(leg.index);
             let members = leg.members.borrow().clone();
+            // One that is left out would keep it, and comes back without being looked at there.
+            if let Some(out) = members.iter().find(|m| !m.role.receives()) {
+                return Err(self.not_cleared(out.host));
+            }
             let mut chunks = BTreeSet::new();
-            for m in members.iter().filter(|m| m.role.receives()) {
-                let listed = self.list_chunks(&End::of(m), Default::default(), first..end).await;
+            for m in &members {
+                let listed = self.list_chunks(&End::of(m), Seq(0), first..end).await;
                 chunks.extend(listed.map_err(|_| self.not_cleared(m.host))?);
             }
-            for chunk in chunks {
-                sometimes!("grow.clears_what_was_left_over");
-                let start = chunk * BLOCKS_PER_CHUNK;
-                let range = BlockRange { start, count: BLOCKS_PER_CHUNK as u16 };
-                let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
-                // All of them, so that they stay equal.
-                for m in members.iter().filter(|m| m.role.receives()) {
-                    let absent = |block| CopyBlock { block, tag: BlockTag::default(), bytes: None };
-                    let blocks = (start..start + BLOCKS_PER_CHUNK).map(absent).collect();
-                    let copy = Copy { chunk, blocks, only_if: None };
-                    let request =
-                        Request::CopyIn { component: m.component, session: m.session, copy };
-                    match self.call(m.host, Lane::Bulk, request, CALL_DEADLINE).await {
-                        Ok(Reply::Copied(_)) => {}
-                        _ => return Err(self.not_cleared(m.host)),
-                    }
-                }
+            let (leg, members) = (&leg, members.as_slice());
+            futures_util::stream::iter(chunks)
+                .map(|chunk| self.clear_chunk(leg, members, chunk))
+                .buffer_unordered(PIECES_MAX)
+                .try_collect::<Vec<()>>()
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a chunk hold nothing on all members alike, if it is not zeros on one of them.
+    async fn clear_chunk(&self, leg: &Leg, members: &[Member], chunk: u32) -> Result<(), String> {
+        let start = chunk * BLOCKS_PER_CHUNK;
+        let range = BlockRange { start, count: BLOCKS_PER_CHUNK as u16 };
+        let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        let mut is_zero = true;
+        for m in members {
+            let tags = self.tags_of(&End::of(m), chunk).await;
+            let tags = tags.map_err(|_| self.not_cleared(m.host))?;
+            is_zero &= tags.iter().all(|tag| tag.state.reads_as_zero());
+        }
+        if is_zero {
+            return Ok(());
+        }
+        sometimes!("grow.clears_what_was_left_over");
+        for m in members {
+            let absent = |block| CopyBlock { block, tag: BlockTag::default(), bytes: None };
+            let blocks = (start..start + BLOCKS_PER_CHUNK).map(absent).collect();
+            let copy = Copy { chunk, blocks, only_if: None };
+            let request = Request::CopyIn { component: m.component, session: m.session, copy };
+            match self.call(m.host, Lane::Bulk, request, CALL_DEADLINE).await {
+                Ok(Reply::Copied(_)) => {}
+                _ => return Err(self.not_cleared(m.host)),
             }
         }
         Ok(())
     }
 
-    fn not_cleared(&self, host: atoll_format::id::HostId) -> String {
+    fn not_cleared(&self, host: HostId) -> String {
         let host = self.0.ctx.host_name(host);
-        format!("host {host} did not clear its copy beyond the end: resize when all copies are up")
+        format!("host {host} cannot clear its copy beyond the end: resize when all copies are up")
     }
 }

@@ -287,8 +287,11 @@ impl<W: World, S: Components> Owner<W, S> {
         let target = End::of(&member);
         // Both lists after the attach (R18): what others have past `from`, and what it has itself.
         let mut chunks = self.chunks_since(&target, from).await?;
-        let source = self.any_active(leg).ok_or(Fail::Stopped)?;
-        chunks.extend(self.chunks_since(&End::of(&source), from).await?);
+        let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
+        chunks.extend(self.chunks_since(&source, from).await?);
+        if !self.is_source(leg, &source) {
+            return Err(Fail::Stopped);
+        }
         // Only now: both ends have answered, so this is not an attempt that had no source.
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
         let total = chunks.len() as u64 * CHUNK;
@@ -326,16 +329,22 @@ impl<W: World, S: Components> Owner<W, S> {
                 let range =
                     BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: BLOCKS_PER_CHUNK as u16 };
                 let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
-                // Chosen under the lock: while it was waited for, an operation of this chunk may
-                // have been decided without the one that would have been the source before.
-                let (Some(member), Some(source)) = (leg.member(slot), self.any_active(leg)) else {
-                    return Err(Fail::Stopped);
-                };
-                if self.is_stopped() || !member.role.receives() || member.mending {
-                    return Err(Fail::Stopped);
+                loop {
+                    // Chosen under the lock: while it was waited for, an operation of this chunk
+                    // may have been decided without the one that would have been the source.
+                    let (Some(member), Some(source)) = (leg.member(slot), self.any_active(leg))
+                    else {
+                        return Err(Fail::Stopped);
+                    };
+                    if self.is_stopped() || !member.role.receives() || member.mending {
+                        return Err(Fail::Stopped);
+                    }
+                    let ends = [End::of(&source), End::of(&member)];
+                    if let Some(copied) = self.copy_chunk(leg, chunk, ends).await? {
+                        break copied;
+                    }
+                    sometimes!("resync.source_changed");
                 }
-                let ends = [End::of(&source), End::of(&member)];
-                self.copy_chunk(leg, chunk, ends).await?
             };
             {
                 let mut progress = self.0.resync.borrow_mut();
@@ -399,7 +408,7 @@ impl<W: World, S: Components> Owner<W, S> {
         }
     }
 
-    async fn tags_of(&self, end: &End, chunk: u32) -> Result<Vec<BlockTag>, Fail> {
+    pub async fn tags_of(&self, end: &End, chunk: u32) -> Result<Vec<BlockTag>, Fail> {
         let request = Request::Tags { component: end.component, epoch: self.0.epoch, chunk };
         match self.call(end.host, Lane::Bulk, request, READ_DEADLINE).await {
             Ok(Reply::Tags(tags)) if tags.len() == BLOCKS_PER_CHUNK as usize => Ok(tags),
@@ -407,13 +416,30 @@ impl<W: World, S: Components> Owner<W, S> {
         }
     }
 
+    /// Whether what that end has just said can be taken for the object's content: it is active, and
+    /// has not restarted since it was chosen.
+    pub(crate) fn is_source(&self, leg: &Leg, end: &End) -> bool {
+        leg.members.borrow().iter().any(|m| {
+            let same = m.component == end.component && m.session == end.session;
+            same && m.role == Role::Active && !m.mending
+        })
+    }
+
     /// Makes one chunk of the second end equal to the first, whose range is locked. Returns the
-    /// bytes copied.
-    async fn copy_chunk(&self, leg: &Rc<Leg>, chunk: u32, ends: [End; 2]) -> Result<u64, Fail> {
+    /// bytes copied, or none if the first is no source any more.
+    async fn copy_chunk(
+        &self,
+        leg: &Rc<Leg>,
+        chunk: u32,
+        ends: [End; 2],
+    ) -> Result<Option<u64>, Fail> {
         let [source, target] = ends;
         let (a, c) =
             futures_util::future::join(self.tags_of(&source, chunk), self.tags_of(&target, chunk))
                 .await;
+        if !self.is_source(leg, &source) {
+            return Ok(None);
+        }
         let (a, c) = (a?, c?);
         let behind: Vec<(u32, BlockTag)> = (0..BLOCKS_PER_CHUNK)
             .filter(|&i| {
@@ -426,7 +452,7 @@ impl<W: World, S: Components> Owner<W, S> {
         for part in behind.chunks(COPY_BLOCKS_MAX) {
             copied += self.copy_blocks(leg, chunk, part, target).await?;
         }
-        Ok(copied)
+        Ok(Some(copied))
     }
 
     /// Copies blocks of a locked chunk to `target`: bytes come from any active member that has

@@ -105,13 +105,16 @@ impl<W: World, S: Components> Owner<W, S> {
     /// what it lacked before.
     pub(crate) async fn bring_tickets(&self, leg: &Rc<Leg>, slot: u8) -> Result<(), Fail> {
         let member = leg.member(slot).ok_or(Fail::Stopped)?;
-        let source = self.any_active(leg).ok_or(Fail::Stopped)?;
+        let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
         let target = End::of(&member);
         // In this order: what is done by the second question, the source knows of; what is not
         // done by then, but was sent to the member before the first, is in flight between them.
         let has = self.tickets_of(&target).await?;
         let between = in_flight(leg);
-        let wanted = self.tickets_of(&End::of(&source)).await?;
+        let wanted = self.tickets_of(&source).await?;
+        if !self.is_source(leg, &source) {
+            return Err(Fail::Stopped);
+        }
         for mut set in wanted.over(&has).parts() {
             sometimes!("resync.tickets_brought");
             // A retry of an operation that a copy undid may have come meanwhile; this message is

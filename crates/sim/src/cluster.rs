@@ -138,6 +138,20 @@ impl<T: Storage> Clone for Cluster<T> {
     }
 }
 
+/// How a host is known to the others; each is a fault domain of its own.
+pub fn node_config(host: u16) -> NodeConfig {
+    let name = format!("h{host}");
+    NodeConfig {
+        cluster: CLUSTER,
+        host: host_id(host),
+        fault_domain: name.clone(),
+        peers: vec![name.clone()],
+        name,
+        api: String::new(),
+        release: "sim".into(),
+    }
+}
+
 /// The id of a host.
 pub fn host_id(host: u16) -> HostId {
     HostId(HOST_ID + u64::from(host))
@@ -225,16 +239,7 @@ impl<T: Storage> Cluster<T> {
                 }
             }
         };
-        let config = NodeConfig {
-            cluster: CLUSTER,
-            host: host_id(host),
-            name: format!("h{host}"),
-            fault_domain: format!("h{host}"),
-            peers: vec![format!("h{host}")],
-            api: String::new(),
-            release: "sim".into(),
-        };
-        let node = Node::start(world.clone(), config, groups);
+        let node = Node::start(world.clone(), node_config(host), groups);
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
         world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
         while !self.0.clients_on.get() {

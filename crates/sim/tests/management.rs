@@ -3,8 +3,8 @@
 
 use atoll_format::id::ObjectId;
 use atoll_format::record::Policy;
-use atoll_node::{CreateVolume, ManageError, Node, NodeConfig};
-use atoll_sim::cluster::{CLUSTER, Storage, host_id};
+use atoll_node::{CreateVolume, ManageError, Node};
+use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::net::NetProfile;
 use atoll_sim::rig::{Rig, RigSpec};
@@ -47,16 +47,8 @@ impl Hosts {
             let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
             world.spawn(async move {
                 let groups = storage.open(host, disks, inner.clone()).await.expect("opens");
-                let config = NodeConfig {
-                    cluster: CLUSTER,
-                    host: host_id(host),
-                    name: format!("h{host}"),
-                    fault_domain: format!("h{host}"),
-                    peers: vec![format!("h{host}")],
-                    api: String::new(),
-                    release: "sim".into(),
-                };
-                all.borrow_mut()[usize::from(host)] = Some(Node::start(inner, config, groups));
+                let node = Node::start(inner, node_config(host), groups);
+                all.borrow_mut()[usize::from(host)] = Some(node);
             });
         });
         let all = nodes.clone();
@@ -115,6 +107,13 @@ async fn write(node: &Host, name: &str, at: u64, byte: u8) {
     volume.write(at, vec![Buf::copy_from(&[byte; 4096])]).await.expect("written");
 }
 
+/// The host that has the volume's other copy, beside the first host.
+async fn other_copy(node: &Host, name: &str) -> u16 {
+    let view = node.volume(name).await.expect("there");
+    let other = view.record.members().map(|(_, m)| m.host).find(|&host| host != host_id(0));
+    (other.expect("two copies").0 - host_id(0).0) as u16
+}
+
 /// What every byte of that block is.
 async fn read(node: &Host, name: &str, at: u64) -> u8 {
     let volume = node.open(name).await.expect("opens");
@@ -160,9 +159,7 @@ fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
         make(&node, "v", 10 * MIB).await;
         write(&node, "v", MIB, 1).await;
         write(&node, "v", 7 * MIB, 2).await;
-        let view = node.volume("v").await.expect("there");
-        let other = view.record.members().map(|(_, m)| m.host).find(|&host| host != host_id(0));
-        let other = (other.expect("two copies").0 - host_id(0).0) as u16;
+        let other = other_copy(&node, "v").await;
         // At home, not in the log.
         hosts.wait(Nanos::from_secs(30)).await;
         let disk = hosts.rig.disks(other)[0].clone();
@@ -183,15 +180,79 @@ fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
     });
 }
 
+/// The same; and that copy is left out once more when the volume grows.
+#[test]
+fn a_volume_does_not_grow_over_what_a_copy_keeps_that_is_left_out() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 10 * MIB).await;
+        write(&node, "v", 7 * MIB, 2).await;
+        let other = other_copy(&node, "v").await;
+        hosts.wait(Nanos::from_secs(30)).await;
+        let disk = hosts.rig.disks(other)[0].clone();
+        let before = disk.image();
+        node.resize_volume("v", 5 * MIB, None, false).await.expect("shrunk");
+        hosts.kill(other).await;
+        disk.restore(before);
+        write(&node, "v", MIB, 1).await;
+        hosts.rig.start(other);
+        hosts.wait(Nanos::from_secs(60)).await;
+        // Left out without a restart: its host answers as soon as it is reached again.
+        let cut = |cut| {
+            hosts.rig.fabric().set_cut(0, other, cut);
+            hosts.rig.fabric().set_cut(other, 0, cut);
+        };
+        cut(true);
+        hosts.wait(Nanos::from_secs(10)).await;
+        write(&node, "v", MIB, 3).await;
+        cut(false);
+        let mut tries = 0;
+        while let Err(why) = node.resize_volume("v", 10 * MIB, None, false).await {
+            let why = why.to_string();
+            assert!(why.contains("when all copies are"), "{why}");
+            hosts.wait(Nanos::from_ms(5)).await;
+            tries += 1;
+            assert!(tries < 10_000, "{why}");
+        }
+        assert!(tries > 0, "it was not left out");
+        hosts.wait(Nanos::from_secs(30)).await;
+        hosts.kill(0).await;
+        let left = hosts.node(usize::from(other));
+        assert_eq!(read(&left, "v", MIB).await, 3);
+        assert_eq!(read(&left, "v", 7 * MIB).await, 0);
+    });
+}
+
+/// Who asks for one extent at a time of a large range does not make all of it be looked at.
+#[test]
+fn extents_are_looked_for_as_far_as_they_are_asked_for() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 40 * MIB).await;
+        for chunk in 0..40 {
+            write(&node, "v", chunk * MIB + 8_192, 1).await;
+        }
+        let volume = node.open("v").await.expect("opens");
+        let covered = async |at, most| {
+            let extents = volume.extents(at, 40 * MIB - at, most).await.expect("known");
+            extents.iter().map(|extent| extent.len).sum::<u64>()
+        };
+        assert_eq!(covered(0, 1).await, MIB);
+        assert_eq!(covered(5 * MIB + 8_192, 1).await, MIB - 8_192);
+        assert_eq!(covered(0, 1_000).await, 40 * MIB);
+        // One extent over many strips is one.
+        volume.discard(0, 40 * MIB).await.expect("discarded");
+        assert_eq!(covered(0, 1).await, 40 * MIB);
+    });
+}
+
 #[test]
 fn a_volume_is_not_shrunk_while_a_copy_is_behind() {
     with(3, |hosts| async move {
         let node = hosts.node(0);
         make(&node, "v", 10 * MIB).await;
         write(&node, "v", 7 * MIB, 2).await;
-        let view = node.volume("v").await.expect("there");
-        let away = view.record.members().map(|(_, m)| m.host).find(|&host| host != host_id(0));
-        let away = (away.expect("two copies").0 - host_id(0).0) as u16;
+        let away = other_copy(&node, "v").await;
         hosts.kill(away).await;
         write(&node, "v", MIB, 1).await;
         // Longer than its clients count as clients.
