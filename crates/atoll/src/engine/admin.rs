@@ -51,9 +51,8 @@ pub fn problem(error: ManageError) -> Problem {
         ManageError::CannotPlace(refusal) => cannot_place(&refusal),
         ManageError::InUse { name, .. } => Problem::new(Code::InUse, detail)
             .hint(format!("'atoll session list --volume {name}' names its clients")),
-        ManageError::MayBeInUse { name, host, .. } => Problem::new(Code::InUse, detail).hint(
-            format!("start {host}; if it is dead for good: atoll volume delete {name} --force"),
-        ),
+        ManageError::MayBeInUse { host, .. } => Problem::new(Code::InUse, detail)
+            .hint(format!("start {host}; one that stays away is waited for half a minute")),
         // The node says it of policies too, with a sentence of its own.
         ManageError::Conflict(what) if what.contains(" is used by ") => {
             Problem::new(Code::InUse, what)
@@ -630,7 +629,7 @@ impl Engine {
         let Change { dry_run, force, if_revision } = change;
         let name = self.name_of(name).await?;
         let node = &self.running()?.node;
-        node.delete_volume(&name, if_revision, force, dry_run).await.map_err(problem)?;
+        node.delete_volume(&name, if_revision, force, dry_run).await.map_err(not_deleted)?;
         if !dry_run {
             self.meter.forget(&name);
         }
@@ -951,6 +950,18 @@ impl Engine {
     }
 }
 
+/// As [`problem`]; only who wanted to delete a volume is told how to insist on that.
+fn not_deleted(error: ManageError) -> Problem {
+    match &error {
+        ManageError::MayBeInUse { name, host, .. } => {
+            let hint =
+                format!("start {host}; if it is dead for good: atoll volume delete {name} --force");
+            problem(error).hint(hint)
+        }
+        _ => problem(error),
+    }
+}
+
 fn resync_id(volume: &VolumeView) -> String {
     format!("resync-{}", volume.record.id)
 }
@@ -1099,6 +1110,19 @@ mod tests {
             resync.items.iter().map(|item| (item.bytes_left, item.bytes_done)).collect();
         assert_eq!(bytes, [(0, 0), (30, 5)]);
         assert_eq!((resync.bytes_left, resync.bytes_per_second), (30, 5));
+    }
+
+    #[test]
+    fn only_who_deletes_a_volume_is_told_how_to_insist() {
+        let doubt = || ManageError::MayBeInUse {
+            name: "v".into(),
+            host: "h".into(),
+            why: "it is away".into(),
+        };
+        let hint = |problem: Problem| problem.hint.expect("a next step");
+        assert!(hint(not_deleted(doubt())).contains("atoll volume delete v --force"));
+        let other = hint(problem(doubt()));
+        assert!(other.starts_with("start h") && !other.contains("delete"), "{other}");
     }
 
     #[test]

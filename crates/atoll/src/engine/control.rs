@@ -93,6 +93,14 @@ impl EngineControl {
         Ok(())
     }
 
+    /// A volume with load and clients of all hosts, not of this one alone.
+    async fn in_all(&self, volume: Volume) -> Answer<Volume> {
+        let mut volumes = [volume];
+        self.add_others(&mut volumes).await?;
+        let [volume] = volumes;
+        Ok(volume)
+    }
+
     /// Load, clients and troubles of every other host that answers.
     async fn others(&self) -> Answer<BTreeMap<String, Said>> {
         let mut asked = JoinSet::new();
@@ -332,10 +340,7 @@ impl Control for EngineControl {
     async fn volume(&self, name: &str) -> Answer<Volume> {
         let name = name.to_owned();
         let volume = self.bridge.call(move |engine| async move { engine.volume(&name).await });
-        let mut volumes = [volume.await?];
-        self.add_others(&mut volumes).await?;
-        let [volume] = volumes;
-        Ok(volume)
+        self.in_all(volume.await?).await
     }
 
     async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
@@ -351,7 +356,7 @@ impl Control for EngineControl {
         let patch = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_patch(&name, patch, if_revision, dry_run).await
         };
-        self.bridge.call(patch).await
+        self.in_all(self.bridge.call(patch).await?).await
     }
 
     async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {

@@ -110,7 +110,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A label without a host is from before hosts were noted on it.
+    /// A label need not say its host (0): whoever has the disk, then.
     fn has(self, label: &Superblock) -> bool {
         label.cluster == self.cluster && [HostId(0), self.host].contains(&label.host)
     }

@@ -13,7 +13,7 @@ const LOW: u64 = 1 << 20;
 
 /// Tells when the file system of that directory becomes full, and when it has room again.
 pub async fn watch(node: HostNode, directory: PathBuf) {
-    let mut full = false;
+    let (mut full, mut unknown) = (false, false);
     let shown = directory.display().to_string();
     loop {
         let of = directory.clone();
@@ -33,9 +33,15 @@ pub async fn watch(node: HostNode, directory: PathBuf) {
                     let message = format!("the file system of {shown} has room again");
                     node.note(Severity::Info, "state-has-room", None, message);
                 }
-                full = now_full;
+                (full, unknown) = (now_full, false);
             }
-            Ok(Err(e)) => tracing::warn!("{shown}: {e}"),
+            // Said once, not every time.
+            Ok(Err(_)) if unknown => {}
+            Ok(Err(e)) => {
+                unknown = true;
+                let message = format!("the file system of {shown} does not say what is free: {e}");
+                node.note(Severity::Warning, "state-unknown", None, message);
+            }
             // The daemon is ending.
             Err(_) => return,
         }
