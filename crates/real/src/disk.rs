@@ -165,7 +165,7 @@ impl RealDisk {
                 return Err(OpenError::NoDirectIo { path: named(), reason });
             }
         }
-        let len = device_len(&file, is_block_device).map_err(refused)?;
+        let len = device_len(&file).map_err(refused)?;
         if len >= UNIT {
             let mut probe = BufMut::for_overwrite(UNIT as usize);
             match rustix::io::pread(&file, &mut probe[..], 0) {
@@ -228,7 +228,7 @@ impl RealDisk {
 
     /// Asks the system for its size again: a device may have grown, or lost its end.
     fn refresh_len(&self) {
-        if let Ok(len) = device_len(&self.0.file, self.0.is_block_device) {
+        if let Ok(len) = device_len(&self.0.file) {
             self.0.len.set(len);
         }
     }
@@ -283,13 +283,10 @@ impl RealDisk {
     }
 }
 
-fn device_len(file: &File, is_block_device: bool) -> rustix::io::Result<u64> {
-    let len = if is_block_device {
-        rustix::fs::seek(file, SeekFrom::End(0))?
-    } else {
-        u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0)
-    };
-    Ok(len / UNIT * UNIT)
+/// By `lseek`, for files too: `fstat` would have the next write mark the inode (its time of change has been
+/// seen), and a durable write on ext4 without a journal then writes the inode as well.
+fn device_len(file: &File) -> rustix::io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))? / UNIT * UNIT)
 }
 
 impl Disk for RealDisk {

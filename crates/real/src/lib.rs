@@ -11,6 +11,7 @@ mod shard;
 mod stream;
 mod tcp;
 mod uring;
+mod vigil;
 
 pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};

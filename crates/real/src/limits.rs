@@ -15,6 +15,12 @@ pub const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Pieces of one device write; more are joined first (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 
+/// A shard to which nothing has happened for that long sleeps. A flush of a fast device and a
+/// round trip to a peer are shorter.
+pub const AWAKE_MAX: Duration = Duration::from_micros(300);
+/// The shortest time that it stays awake, if at all: to sleep and be woken takes about as long.
+pub const AWAKE_MIN: Duration = Duration::from_micros(50);
+
 /// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
 pub const STREAM_BUFFER: usize = 256 << 10;
 /// Payloads up to this length are taken out of the stream buffer; of longer ones, what is not in

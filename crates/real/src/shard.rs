@@ -3,7 +3,7 @@
 //! Time is `CLOCK_BOOTTIME`: it goes on while the machine is suspended, so a lease runs out then
 //! too. All shards of a machine share it.
 
-use crate::{RealDisk, RealNet};
+use crate::{RealDisk, RealNet, uring, vigil};
 use atoll_world::{Directory, Nanos, World};
 use rand::rngs::{StdRng, SysRng};
 use rand::{Rng, SeedableRng};
@@ -111,8 +111,13 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     // Not a `LocalSet` on a runtime: a task that I/O wakes would go through a lock and write to
     // the runtime's eventfd each time.
     let mut builder = tokio::runtime::Builder::new_current_thread();
+    // The kernel may interrupt a wait to complete an operation of the ring: no second wait to hear of it.
+    builder.on_thread_park(uring::look);
     let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
-    Ok(runtime.block_on(main))
+    Ok(runtime.block_on(async {
+        tokio::task::spawn_local(vigil::keep());
+        main.await
+    }))
 }
 
 /// A thread that runs a shard, as long as the program: small memory that it has freed stays its

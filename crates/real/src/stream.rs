@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
 use crate::limits::WRITE_PIECES_MAX;
+use crate::vigil;
 
 /// A connected client.
 pub struct RealStream {
@@ -88,6 +89,7 @@ impl ByteRead for StreamRead {
             Self::Unix(half) => Pin::new(half).poll_read(cx, &mut into),
         })
         .await?;
+        vigil::stir();
         Ok(into.filled().len())
     }
 }

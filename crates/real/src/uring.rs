@@ -12,6 +12,7 @@
 
 use crate::disk::{Op, Outcome};
 use crate::limits::{DISK_OPS_MAX, LAST_WAIT, REGISTERED_FILES};
+use crate::vigil;
 use atoll_world::Durability;
 use atoll_world::sync::Sender;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -233,6 +234,17 @@ impl Drop for Core {
     }
 }
 
+/// Lets the ring of this shard answer what is done, if anything is.
+pub(crate) fn look() {
+    RING.with_borrow(|ring| {
+        if let Some(ring) = ring.upgrade()
+            && !ring.core.ring.borrow_mut().completion().is_empty()
+        {
+            ring.core.wake();
+        }
+    });
+}
+
 impl Core {
     fn wake(&self) {
         if !self.woken.replace(true)
@@ -264,6 +276,9 @@ impl Core {
             // Reaping makes room, submitting may complete at once.
             let reaped = self.reap();
             let submitted = self.submit();
+            if reaped > 0 {
+                vigil::stir();
+            }
             if !shown && reaped == 0 && submitted == 0 {
                 return Poll::Pending;
             }

@@ -1,0 +1,127 @@
+//! Staying awake while the next event is near.
+//!
+//! A processor that goes to sleep and is woken costs tens of microseconds, on a virtual machine
+//! a hundred, and a single write waits for six of these one after the other. So a shard to which
+//! something happened goes on looking for a while, if that was worth it lately. How long follows
+//! the rule by which KVM polls before it halts (`Documentation/virt/kvm/halt-polling.rst`):
+//! longer after a sleep that was short, shorter after a long one. Who else wants the processor
+//! gets it first.
+//!
+//! Invariants: nothing to do for longer than [`AWAKE_MAX`] means asleep; events further apart
+//! than that keep nobody awake.
+
+use crate::limits::{AWAKE_MAX, AWAKE_MIN};
+use crate::uring;
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+struct Vigil {
+    /// The last event.
+    last: Cell<Instant>,
+    /// How long to stay awake after it.
+    window: Cell<Duration>,
+    /// Of the task, while it sleeps.
+    asleep: Cell<Option<Waker>>,
+}
+
+thread_local! {
+    static VIGIL: Vigil = Vigil {
+        last: Cell::new(Instant::now()),
+        window: Cell::new(Duration::ZERO),
+        asleep: Cell::new(None),
+    };
+}
+
+/// The window after a sleep that ended `quiet` after the event before.
+fn next_window(window: Duration, quiet: Duration) -> Duration {
+    if quiet <= AWAKE_MAX {
+        return (2 * window).clamp(AWAKE_MIN, AWAKE_MAX);
+    }
+    let less = window / 2;
+    if less < AWAKE_MIN { Duration::ZERO } else { less }
+}
+
+/// Something came from outside: bytes of a socket, an answer of a disk.
+pub(crate) fn stir() {
+    VIGIL.with(|vigil| {
+        let now = Instant::now();
+        let quiet = now.duration_since(vigil.last.replace(now));
+        let Some(sleeper) = vigil.asleep.take() else { return };
+        vigil.window.set(next_window(vigil.window.get(), quiet));
+        if vigil.window.get() > Duration::ZERO {
+            sleeper.wake();
+        } else {
+            vigil.asleep.set(Some(sleeper));
+        }
+    });
+}
+
+/// The task that keeps its shard awake. Never ends.
+pub(crate) async fn keep() {
+    loop {
+        let awake = || VIGIL.with(|vigil| vigil.last.get().elapsed() < vigil.window.get());
+        while awake() {
+            rustix::thread::sched_yield();
+            uring::look();
+            // The runtime looks at its sockets before it comes back.
+            tokio::task::yield_now().await;
+        }
+        let mut slept = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut slept, true) {
+                return Poll::Ready(());
+            }
+            VIGIL.with(|vigil| vigil.asleep.set(Some(cx.waker().clone())));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AWAKE_MAX, AWAKE_MIN, next_window, stir};
+    use crate::{now, run, sleep_until};
+    use atoll_world::Nanos;
+    use rustix::time::{ClockId, clock_gettime};
+    use std::time::Duration;
+
+    #[test]
+    fn short_sleeps_lengthen_the_window_and_long_ones_end_it() {
+        let mut window = Duration::ZERO;
+        for _ in 0..10 {
+            window = next_window(window, AWAKE_MAX / 2);
+            assert!((AWAKE_MIN..=AWAKE_MAX).contains(&window));
+        }
+        assert_eq!(window, AWAKE_MAX);
+        for _ in 0..10 {
+            window = next_window(window, AWAKE_MAX * 2);
+        }
+        assert_eq!(window, Duration::ZERO);
+    }
+
+    /// Nanoseconds that this thread ran while events came `gap` apart for a while.
+    fn cpu_share(gap: Nanos) -> f64 {
+        let cpu = || {
+            let t = clock_gettime(ClockId::ThreadCPUTime);
+            t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+        };
+        run(async {
+            let (start, cpu_before) = (now(), cpu());
+            while now().since(start) < Nanos::from_ms(300) {
+                stir();
+                sleep_until(now() + gap).await;
+            }
+            (cpu() - cpu_before) / 0.3
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn rare_events_keep_nobody_awake() {
+        let share = cpu_share(Nanos::from_ms(10));
+        assert!(share < 0.3, "asleep between events, yet {share} of the time on a processor");
+    }
+}
