@@ -15,9 +15,9 @@ pub const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Pieces of one device write; more are joined first (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 
-/// A shard to which nothing has happened for that long sleeps. A flush of a fast device and a
-/// round trip to a peer are shorter.
-pub const AWAKE_MAX: Duration = Duration::from_micros(300);
+/// A shard to which nothing has happened for that long sleeps. Round trips to peers and flushes of
+/// flash drives are shorter, also where the hypervisor takes its share.
+pub const AWAKE_MAX: Duration = Duration::from_millis(1);
 /// The shortest time that it stays awake, if at all: to sleep and be woken takes about as long.
 pub const AWAKE_MIN: Duration = Duration::from_micros(50);
 

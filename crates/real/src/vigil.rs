@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(window, Duration::ZERO);
     }
 
-    /// Nanoseconds that this thread ran while events came `gap` apart for a while.
+    /// Which part of the time this thread runs while events come `gap` apart.
     fn cpu_share(gap: Nanos) -> f64 {
         let cpu = || {
             let t = clock_gettime(ClockId::ThreadCPUTime);
