@@ -71,11 +71,6 @@ class Cluster:
         """Starts every host and waits until all of them serve."""
         self.tool(*self.argv, "--detach", timeout_s=timeout_s)
         self.wait_serving(timeout_s=READY_S)
-        wait_until("every host's space to be known", self._space_known, READY_S, 0.1)
-
-    def _space_known(self):
-        groups = self.get("group", "list")
-        return len(groups) >= self.hosts and all(g["space"]["free_bytes"] for g in groups)
 
     def end(self):
         """Takes everything down again, by the recorded pids if the command cannot."""

@@ -13,6 +13,7 @@ use atoll_format::units::{CHUNK, parse_size};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -22,6 +23,8 @@ const FILE_MAX: u64 = 1 << 20;
 pub const SOCKET_PATH_MAX: usize = 107;
 /// The largest number of days that a key takes.
 const DAYS_MAX: u64 = 3_650;
+/// The longest that `io.awake_us` accepts.
+const AWAKE_US_MAX: u64 = 10_000;
 /// Disks of one group: the cache and seven for capacity.
 const DISKS_MAX: usize = 8;
 
@@ -42,8 +45,8 @@ pub enum Kind {
     OneOf(&'static [&'static str]),
     /// `true` or `false`.
     Flag,
-    /// A whole number of days, at most [`DAYS_MAX`]; 0: never.
-    Days,
+    /// A whole number of these, from 0 to this.
+    Number(&'static str, u64),
     /// Bytes per second, written as a size, at least 1 MiB.
     Rate,
 }
@@ -92,7 +95,18 @@ pub const KEYS: &[Key] = &[
         "auto",
         "How disks are driven; auto: io_uring where it works, else threads",
     ),
-    key("scrub.every_days", Kind::Days, "30", "Each disk group is verified this often; 0: never"),
+    key(
+        "io.awake_us",
+        Kind::Number("microseconds", AWAKE_US_MAX),
+        "1000",
+        "How long to look for the next event before going to sleep; 0: not at all",
+    ),
+    key(
+        "scrub.every_days",
+        Kind::Number("days", DAYS_MAX),
+        "30",
+        "Each disk group is verified this often; 0: never",
+    ),
     key("scrub.rate", Kind::Rate, "20M", "Bytes per second and disk group of these scrubs"),
     key(
         "frontends.nbd.unix",
@@ -136,6 +150,8 @@ pub struct Config {
     pub directory_socket: PathBuf,
     /// `io.backend`.
     pub backend: Backend,
+    /// `io.awake_us`.
+    pub awake: Duration,
     /// `scrub.every_days`.
     pub scrub_every_days: u64,
     /// `scrub.rate`, bytes per second.
@@ -414,6 +430,7 @@ impl Reader {
                 "threads" => Backend::Threads,
                 _ => Backend::Auto,
             },
+            awake: Duration::from_micros(self.text("io.awake_us").parse().expect(CHECKED)),
             nbd_socket: self.socket("frontends.nbd.unix"),
             nbd_tcp,
             scrub_every_days: self.text("scrub.every_days").parse().expect(CHECKED),
@@ -591,7 +608,7 @@ fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
             parse_text(key, &texts.join(","))
         }
         (Kind::Flag, other) => Err(format!("{} is not true or false", describe(other))),
-        (Kind::Days, DeValue::Integer(number)) => parse_text(key, number.as_str()),
+        (Kind::Number(..), DeValue::Integer(number)) => parse_text(key, number.as_str()),
         (Kind::Addresses, other) => Err(format!("{} is not a list", describe(other))),
         (_, DeValue::String(text)) => parse_text(key, text),
         (_, other) => Err(format!("{} is not text", describe(other))),
@@ -631,9 +648,9 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
             Some(near) => format!("{} is not accepted; did you mean \"{near}\"?", show(text)),
             None => format!("{} is not accepted", show(text)),
         }),
-        Kind::Days => match text.parse::<u64>() {
-            Ok(days) if days <= DAYS_MAX => Ok(Value::Text(text.into())),
-            _ => Err(format!("{} is not a whole number from 0 to {DAYS_MAX}", show(text))),
+        Kind::Number(_, max) => match text.parse::<u64>() {
+            Ok(number) if number <= max => Ok(Value::Text(text.into())),
+            _ => Err(format!("{} is not a whole number from 0 to {max}", show(text))),
         },
         Kind::Rate => match parse_size(text) {
             Ok(bytes) if bytes >= 1 << 20 => Ok(Value::Text(text.into())),
@@ -678,7 +695,7 @@ pub fn accepts(kind: Kind) -> String {
             quoted.join(", ")
         }
         Kind::Flag => "true, false".into(),
-        Kind::Days => format!("a number of days, 0 to {DAYS_MAX}"),
+        Kind::Number(unit, max) => format!("a number of {unit}, 0 to {max}"),
         Kind::Rate => "a size of at least 1 MiB, \"20M\"".into(),
     }
 }
@@ -823,6 +840,11 @@ mod tests {
             "[scrub]\nevery_days = -1\n",
             "atoll.toml:2: scrub.every_days: '-1' is not a whole number from 0 to 3650",
             "accepted: a number of days, 0 to 3650",
+        ),
+        (
+            "[io]\nawake_us = 10001\n",
+            "atoll.toml:2: io.awake_us: '10001' is not a whole number from 0 to 10000",
+            "accepted: a number of microseconds, 0 to 10000",
         ),
         (
             "[scrub]\nrate = \"4k\"\n",
@@ -989,6 +1011,7 @@ mod tests {
         assert_eq!(config.log_level, "warn");
         assert!(config.log_json);
         assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
+        assert_eq!(config.awake, Duration::from_millis(1));
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.peers.len(), 2);
         assert_eq!(config.groups.len(), 1);

@@ -14,8 +14,8 @@ use crate::lock::DataDir;
 use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
-use atoll_real::Shard;
 use atoll_real::directory::DirectoryServer;
+use atoll_real::{Shard, stay_awake};
 use std::io::{IsTerminal, Read};
 use tokio::sync::{oneshot, watch};
 
@@ -97,6 +97,7 @@ async fn shard(
     bound: oneshot::Sender<Result<(), Problem>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
+    stay_awake(config.awake);
     let sockets = match Bound::new(&config).await {
         Ok(sockets) => sockets,
         Err(problem) => {

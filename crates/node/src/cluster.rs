@@ -116,25 +116,30 @@ impl<W: World, S: Components> Node<W, S> {
     /// Asks every host how it is, again and again.
     pub(crate) async fn poll_statuses(self) {
         loop {
-            let mut ids: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
-            if !ids.contains(&self.0.config.host) {
-                ids.push(self.0.config.host);
-            }
-            let node = &self;
-            let asks = ids.iter().map(|&id| async move { (id, self_ask(node, id).await) });
-            for (id, status) in futures_util::future::join_all(asks).await {
-                if let Some(status) = status {
-                    let now = self.world().now();
-                    self.0.statuses.borrow_mut().insert(id, (now, status));
-                }
-            }
-            self.refresh_inventory();
+            self.refresh_statuses().await;
             let changed = self.0.objects.peers().changed().notified();
             let tick = std::pin::pin!(self.world().sleep(POLL_EVERY));
             select(changed, tick).await;
             // Many changes at once are one reason to ask.
             self.world().sleep(POLL_EVERY / 20).await;
         }
+    }
+
+    /// Asks every host that can be reached how it is, and knows its space from then on.
+    pub(crate) async fn refresh_statuses(&self) {
+        let mut ids: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
+        if !ids.contains(&self.0.config.host) {
+            ids.push(self.0.config.host);
+        }
+        ids.retain(|&id| self.is_alive(id));
+        let asks = ids.iter().map(|&id| async move { (id, self_ask(self, id).await) });
+        for (id, status) in futures_util::future::join_all(asks).await {
+            if let Some(status) = status {
+                let now = self.world().now();
+                self.0.statuses.borrow_mut().insert(id, (now, status));
+            }
+        }
+        self.refresh_inventory();
     }
 
     /// Whether a host can be reached now.

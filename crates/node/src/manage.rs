@@ -326,9 +326,18 @@ impl<W: World, S: Components> Node<W, S> {
         }
         let id = ObjectId(self.world().random());
         let prefer = prefer.or(Some(self.0.config.host));
-        let hosts = self.0.objects.inventory();
-        let legs = placement::place(&hosts, &policy, size_bytes, prefer, id.0)
-            .map_err(ManageError::CannotPlace)?;
+        let place = || {
+            let hosts = self.0.objects.inventory();
+            placement::place(&hosts, &policy, size_bytes, prefer, id.0)
+        };
+        let legs = match place() {
+            Ok(legs) => legs,
+            // What is known of space may be seconds old, and a disk group just made.
+            Err(_) => {
+                self.refresh_statuses().await;
+                place().map_err(ManageError::CannotPlace)?
+            }
+        };
         let members = |leg: &placement::LegPlacement| {
             leg.members
                 .iter()

@@ -283,8 +283,8 @@ impl RealDisk {
     }
 }
 
-/// By `lseek`, for files too: `fstat` would have the next write mark the inode (its time of change has been
-/// seen), and a durable write on ext4 without a journal then writes the inode as well.
+/// By `lseek`, for files too: since Linux 6.13 the first write after an `fstat` dirties the inode
+/// (the time of change was seen), and a durable one then has the file system write that as well.
 fn device_len(file: &File) -> rustix::io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::End(0))? / UNIT * UNIT)
 }

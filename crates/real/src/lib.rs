@@ -17,3 +17,4 @@ pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
 pub use tcp::{RealConn, RealNet};
+pub use vigil::stay_awake;

@@ -111,7 +111,8 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     // Not a `LocalSet` on a runtime: a task that I/O wakes would go through a lock and write to
     // the runtime's eventfd each time.
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    // The kernel may interrupt a wait to complete an operation of the ring: no second wait to hear of it.
+    // The kernel interrupts a wait to complete an operation of the ring; it need not be waited for
+    // once more to hear of that.
     builder.on_thread_park(uring::look);
     let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
     Ok(runtime.block_on(async {

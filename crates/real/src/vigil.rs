@@ -7,8 +7,8 @@
 //! longer after a sleep that was short, shorter after a long one. Who else wants the processor
 //! gets it first.
 //!
-//! Invariants: nothing to do for longer than [`AWAKE_MAX`] means asleep; events further apart
-//! than that keep nobody awake.
+//! Invariants: nothing to do for longer than the window means asleep; events further apart than
+//! the longest window keep nobody awake.
 
 use crate::limits::{AWAKE_MAX, AWAKE_MIN};
 use crate::uring;
@@ -22,6 +22,8 @@ struct Vigil {
     last: Cell<Instant>,
     /// How long to stay awake after it.
     window: Cell<Duration>,
+    /// The longest that `window` may be.
+    max: Cell<Duration>,
     /// Of the task, while it sleeps.
     asleep: Cell<Option<Waker>>,
 }
@@ -30,17 +32,24 @@ thread_local! {
     static VIGIL: Vigil = Vigil {
         last: Cell::new(Instant::now()),
         window: Cell::new(Duration::ZERO),
+        max: Cell::new(AWAKE_MAX),
         asleep: Cell::new(None),
     };
 }
 
 /// The window after a sleep that ended `quiet` after the event before.
-fn next_window(window: Duration, quiet: Duration) -> Duration {
-    if quiet <= AWAKE_MAX {
-        return (2 * window).clamp(AWAKE_MIN, AWAKE_MAX);
+fn next_window(window: Duration, quiet: Duration, max: Duration) -> Duration {
+    if quiet <= max {
+        return (2 * window).max(AWAKE_MIN).min(max);
     }
     let less = window / 2;
     if less < AWAKE_MIN { Duration::ZERO } else { less }
+}
+
+/// How long at most this shard looks for the next event before it sleeps; zero: not at all.
+/// Without a word 1 ms.
+pub fn stay_awake(max: Duration) {
+    VIGIL.with(|vigil| vigil.max.set(max));
 }
 
 /// Something came from outside: bytes of a socket, an answer of a disk.
@@ -49,7 +58,7 @@ pub(crate) fn stir() {
         let now = Instant::now();
         let quiet = now.duration_since(vigil.last.replace(now));
         let Some(sleeper) = vigil.asleep.take() else { return };
-        vigil.window.set(next_window(vigil.window.get(), quiet));
+        vigil.window.set(next_window(vigil.window.get(), quiet, vigil.max.get()));
         if vigil.window.get() > Duration::ZERO {
             sleeper.wake();
         } else {
@@ -92,14 +101,15 @@ mod tests {
     fn short_sleeps_lengthen_the_window_and_long_ones_end_it() {
         let mut window = Duration::ZERO;
         for _ in 0..10 {
-            window = next_window(window, AWAKE_MAX / 2);
+            window = next_window(window, AWAKE_MAX / 2, AWAKE_MAX);
             assert!((AWAKE_MIN..=AWAKE_MAX).contains(&window));
         }
         assert_eq!(window, AWAKE_MAX);
         for _ in 0..10 {
-            window = next_window(window, AWAKE_MAX * 2);
+            window = next_window(window, AWAKE_MAX * 2, AWAKE_MAX);
         }
         assert_eq!(window, Duration::ZERO);
+        assert_eq!(next_window(window, Duration::ZERO, Duration::ZERO), Duration::ZERO);
     }
 
     /// Which part of the time this thread runs while events come `gap` apart.
