@@ -70,9 +70,16 @@ pub(crate) fn stir() {
 /// The task that keeps its shard awake. Never ends.
 pub(crate) async fn keep() {
     loop {
-        let awake = || VIGIL.with(|vigil| vigil.last.get().elapsed() < vigil.window.get());
-        while awake() {
-            rustix::thread::sched_yield();
+        let mut seen = None;
+        loop {
+            let (last, window) = VIGIL.with(|vigil| (vigil.last.get(), vigil.window.get()));
+            // Others first, as soon as there is nothing to do.
+            if seen.replace(last) == Some(last) {
+                if last.elapsed() >= window {
+                    break;
+                }
+                rustix::thread::sched_yield();
+            }
             uring::look();
             // The runtime looks at its sockets before it comes back.
             tokio::task::yield_now().await;
