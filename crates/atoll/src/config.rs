@@ -10,10 +10,10 @@
 use atoll_api::name::show;
 use atoll_api::{Code, Problem};
 use atoll_format::units::{CHUNK, parse_size};
+use atoll_world::Nanos;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -151,7 +151,7 @@ pub struct Config {
     /// `io.backend`.
     pub backend: Backend,
     /// `io.awake_us`.
-    pub awake: Duration,
+    pub awake: Nanos,
     /// `scrub.every_days`.
     pub scrub_every_days: u64,
     /// `scrub.rate`, bytes per second.
@@ -430,7 +430,7 @@ impl Reader {
                 "threads" => Backend::Threads,
                 _ => Backend::Auto,
             },
-            awake: Duration::from_micros(self.text("io.awake_us").parse().expect(CHECKED)),
+            awake: Nanos::from_us(self.text("io.awake_us").parse().expect(CHECKED)),
             nbd_socket: self.socket("frontends.nbd.unix"),
             nbd_tcp,
             scrub_every_days: self.text("scrub.every_days").parse().expect(CHECKED),
@@ -1011,7 +1011,7 @@ mod tests {
         assert_eq!(config.log_level, "warn");
         assert!(config.log_json);
         assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
-        assert_eq!(config.awake, Duration::from_millis(1));
+        assert_eq!(config.awake, Nanos::from_ms(1));
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.peers.len(), 2);
         assert_eq!(config.groups.len(), 1);

@@ -1,5 +1,6 @@
 //! Every bound of this crate, with the arithmetic behind it.
 
+use atoll_world::Nanos;
 use std::time::Duration;
 
 /// Operations of one shard that the ring (or the pool) works on at once; more wait in order.
@@ -17,9 +18,9 @@ pub const PIECES_MAX: usize = 1024;
 
 /// A shard to which nothing has happened for that long sleeps. Round trips to peers and flushes of
 /// flash drives are shorter, also where the hypervisor takes its share.
-pub const AWAKE_MAX: Duration = Duration::from_millis(1);
+pub const AWAKE_MAX: Nanos = Nanos::from_ms(1);
 /// The shortest time that it stays awake, if at all: to sleep and be woken takes about as long.
-pub const AWAKE_MIN: Duration = Duration::from_micros(50);
+pub const AWAKE_MIN: Nanos = Nanos::from_us(50);
 
 /// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
 pub const STREAM_BUFFER: usize = 256 << 10;

@@ -11,55 +11,55 @@
 //! the longest window keep nobody awake.
 
 use crate::limits::{AWAKE_MAX, AWAKE_MIN};
-use crate::uring;
+use crate::{now, uring};
+use atoll_world::Nanos;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
 
 struct Vigil {
     /// The last event.
-    last: Cell<Instant>,
+    last: Cell<Nanos>,
     /// How long to stay awake after it.
-    window: Cell<Duration>,
+    window: Cell<Nanos>,
     /// The longest that `window` may be.
-    max: Cell<Duration>,
+    max: Cell<Nanos>,
     /// Of the task, while it sleeps.
     asleep: Cell<Option<Waker>>,
 }
 
 thread_local! {
-    static VIGIL: Vigil = Vigil {
-        last: Cell::new(Instant::now()),
-        window: Cell::new(Duration::ZERO),
+    static VIGIL: Vigil = const { Vigil {
+        last: Cell::new(Nanos::ZERO),
+        window: Cell::new(Nanos::ZERO),
         max: Cell::new(AWAKE_MAX),
         asleep: Cell::new(None),
-    };
+    } };
 }
 
 /// The window after a sleep that ended `quiet` after the event before.
-fn next_window(window: Duration, quiet: Duration, max: Duration) -> Duration {
+fn next_window(window: Nanos, quiet: Nanos, max: Nanos) -> Nanos {
     if quiet <= max {
-        return (2 * window).max(AWAKE_MIN).min(max);
+        return (window * 2).max(AWAKE_MIN).min(max);
     }
     let less = window / 2;
-    if less < AWAKE_MIN { Duration::ZERO } else { less }
+    if less < AWAKE_MIN { Nanos::ZERO } else { less }
 }
 
 /// How long at most this shard looks for the next event before it sleeps; zero: not at all.
 /// Without a word 1 ms.
-pub fn stay_awake(max: Duration) {
+pub fn stay_awake(max: Nanos) {
     VIGIL.with(|vigil| vigil.max.set(max));
 }
 
 /// Something came from outside: bytes of a socket, an answer of a disk.
 pub(crate) fn stir() {
     VIGIL.with(|vigil| {
-        let now = Instant::now();
-        let quiet = now.duration_since(vigil.last.replace(now));
+        let now = now();
+        let quiet = now.since(vigil.last.replace(now));
         let Some(sleeper) = vigil.asleep.take() else { return };
         vigil.window.set(next_window(vigil.window.get(), quiet, vigil.max.get()));
-        if vigil.window.get() > Duration::ZERO {
+        if vigil.window.get() > Nanos::ZERO {
             sleeper.wake();
         } else {
             vigil.asleep.set(Some(sleeper));
@@ -75,7 +75,7 @@ pub(crate) async fn keep() {
             let (last, window) = VIGIL.with(|vigil| (vigil.last.get(), vigil.window.get()));
             // Others first, as soon as there is nothing to do.
             if seen.replace(last) == Some(last) {
-                if last.elapsed() >= window {
+                if now().since(last) >= window {
                     break;
                 }
                 rustix::thread::sched_yield();
@@ -102,11 +102,10 @@ mod tests {
     use crate::{now, run, sleep_until};
     use atoll_world::Nanos;
     use rustix::time::{ClockId, clock_gettime};
-    use std::time::Duration;
 
     #[test]
     fn short_sleeps_lengthen_the_window_and_long_ones_end_it() {
-        let mut window = Duration::ZERO;
+        let mut window = Nanos::ZERO;
         for _ in 0..10 {
             window = next_window(window, AWAKE_MAX / 2, AWAKE_MAX);
             assert!((AWAKE_MIN..=AWAKE_MAX).contains(&window));
@@ -115,8 +114,8 @@ mod tests {
         for _ in 0..10 {
             window = next_window(window, AWAKE_MAX * 2, AWAKE_MAX);
         }
-        assert_eq!(window, Duration::ZERO);
-        assert_eq!(next_window(window, Duration::ZERO, Duration::ZERO), Duration::ZERO);
+        assert_eq!(window, Nanos::ZERO);
+        assert_eq!(next_window(window, Nanos::ZERO, Nanos::ZERO), Nanos::ZERO);
     }
 
     /// Which part of the time this thread runs while events come `gap` apart.
