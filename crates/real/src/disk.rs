@@ -10,6 +10,7 @@
 use crate::limits::PIECES_MAX;
 use crate::pool::Pool;
 use crate::uring::Ring;
+use crate::vigil;
 use atoll_world::buf::{join, total_len};
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Buf, BufMut, Disk, Durability};
@@ -262,6 +263,7 @@ impl RealDisk {
 
     /// Queues the operation before it returns.
     fn begin(&self, at: u64, op: Op) -> Receiver<Outcome> {
+        vigil::stir();
         let (answer, receiver) = oneshot();
         match &self.0.engine {
             Engine::Ring(ring, target) => ring.begin(target, at, op, answer),
@@ -275,6 +277,7 @@ impl RealDisk {
             Ok(outcome) => outcome,
             Err(_) => Err(io::Error::other("the shard of this disk is ending")),
         };
+        vigil::stir();
         if outcome.is_err() {
             // It may be the size that changed.
             self.refresh_len();

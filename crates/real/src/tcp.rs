@@ -11,7 +11,6 @@
 use crate::limits::{
     BACKLOG, COPIED_PAYLOAD_MAX, STREAM_BUFFER, TCP_UNACKED_MS, WRITE_BYTES_MAX, WRITE_PIECES_MAX,
 };
-use crate::vigil;
 use atoll_format::frame::{FrameHead, HEAD_LEN};
 use atoll_world::buf::total_len;
 use atoll_world::{BufMut, Conn, Lane, Net, Packet};
@@ -350,7 +349,6 @@ impl Incoming {
                 0 => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 n => *count += n,
             }
-            vigil::stir();
         }
     }
 

@@ -12,7 +12,6 @@
 
 use crate::disk::{Op, Outcome};
 use crate::limits::{DISK_OPS_MAX, LAST_WAIT, REGISTERED_FILES};
-use crate::vigil;
 use atoll_world::Durability;
 use atoll_world::sync::Sender;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -276,9 +275,6 @@ impl Core {
             // Reaping makes room, submitting may complete at once.
             let reaped = self.reap();
             let submitted = self.submit();
-            if reaped > 0 {
-                vigil::stir();
-            }
             if !shown && reaped == 0 && submitted == 0 {
                 return Poll::Pending;
             }

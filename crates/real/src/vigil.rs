@@ -8,7 +8,7 @@
 //! gets it first.
 //!
 //! Invariants: nothing to do for longer than the window means asleep; events further apart than
-//! the longest window keep nobody awake.
+//! the longest window, and peers that have nothing for a disk, keep nobody awake.
 
 use crate::limits::{AWAKE_MAX, AWAKE_MIN};
 use crate::{now, uring};
@@ -52,7 +52,8 @@ pub fn stay_awake(max: Nanos) {
     VIGIL.with(|vigil| vigil.max.set(max));
 }
 
-/// Something came from outside: bytes of a socket, an answer of a disk.
+/// A client or a disk has work: bytes of a client came, an operation of a disk begins or ends. Not
+/// what peers say: the heartbeats of a large cluster alone would keep all of it awake.
 pub(crate) fn stir() {
     VIGIL.with(|vigil| {
         let now = now();

@@ -2,7 +2,9 @@
 
 use atoll_format::frame::{FrameHead, FrameKind};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
-use atoll_real::{RealConn, RealNet, RealStream, RealWorld, StreamListener, now, run, sleep_until};
+use atoll_real::{
+    RealConn, RealNet, RealStream, RealWorld, Shard, StreamListener, now, run, sleep_until,
+};
 use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
@@ -10,10 +12,12 @@ use atoll_world::directory::{
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
 use atoll_world::{Buf, Conn, Lane, Nanos, Net, Packet};
 use futures_util::future::{join, join_all};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 const A: HostId = HostId(0xa);
@@ -183,6 +187,36 @@ fn what_was_sent_before_the_end_arrives_and_then_the_end_is_seen() {
         let clone = a.clone();
         let (received, ()) = join(a.recv(), async move { clone.close() }).await;
         assert_eq!(received.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    })
+    .unwrap();
+}
+
+/// A host of a large cluster hears a heartbeat more often than every millisecond.
+#[test]
+fn what_peers_say_keeps_no_idle_host_awake() {
+    run(async {
+        let net = bind([127, 0, 0, 6], 0);
+        let endpoint = net.addresses()[0].to_string();
+        let other = Shard::start("other", move || async move {
+            let conn = bind([127, 0, 0, 7], 0).connect(&endpoint, Lane::Control).await.unwrap();
+            for id in 1..=1000 {
+                conn.send(ping(id)).unwrap();
+                // Its writer sends; then nobody does, for less than the runtime's timers can wait.
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+        let conn = net.accept().await.unwrap();
+        let cpu = || clock_gettime(ClockId::ThreadCPUTime);
+        let nanos = |t: Timespec| t.tv_sec as f64 * 1e9 + t.tv_nsec as f64;
+        let (began, cpu_before) = (now(), cpu());
+        for _ in 1..=1000 {
+            conn.recv().await.unwrap();
+        }
+        let share = (nanos(cpu()) - nanos(cpu_before)) / now().since(began).0 as f64;
+        assert!(share < 0.5, "{share} of the time on a processor, for heartbeats");
+        other.unwrap().join().unwrap();
     })
     .unwrap();
 }
