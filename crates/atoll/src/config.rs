@@ -1011,7 +1011,7 @@ mod tests {
         assert_eq!(config.log_level, "warn");
         assert!(config.log_json);
         assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
-        assert_eq!(config.awake, Nanos::from_ms(1));
+        assert_eq!(config.awake, atoll_real::limits::AWAKE_MAX);
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.peers.len(), 2);
         assert_eq!(config.groups.len(), 1);
