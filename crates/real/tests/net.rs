@@ -193,6 +193,7 @@ fn what_was_sent_before_the_end_arrives_and_then_the_end_is_seen() {
 
 /// A host of a large cluster hears a heartbeat more often than every millisecond.
 #[test]
+#[allow(clippy::disallowed_methods, reason = "a peer that is idle between its heartbeats")]
 fn what_peers_say_keeps_no_idle_host_awake() {
     run(async {
         let net = bind([127, 0, 0, 6], 0);

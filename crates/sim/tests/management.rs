@@ -167,8 +167,8 @@ fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
     });
 }
 
-/// A volume of 10 MiB with a block at 7 MiB, shrunk to 5 MiB; and the host of its second copy, whose
-/// disk is as it was before that, with the block: a resync has looked inside the size only.
+/// A volume of 10 MiB with a block at 7 MiB, shrunk to 5 MiB; and the host of its second copy,
+/// whose disk is as before that, with the block: a resync has looked inside the size only.
 async fn shrunk_with_an_old_copy(hosts: &Hosts, node: &Host) -> u16 {
     make(node, "v", 10 * MIB).await;
     write(node, "v", MIB, 9).await;
