@@ -57,7 +57,8 @@ impl Grants {
                 }
                 true
             }
-            Some(grant) if grant.epoch >= epoch || grant.until > now => false,
+            // Its own older epoch binds nobody; see `clear_at`.
+            Some(grant) if grant.epoch >= epoch || grant.host != host && grant.until > now => false,
             _ => {
                 self.granted.insert(object, Grant { host, incarnation, epoch, serial, until });
                 true
@@ -131,6 +132,18 @@ mod tests {
         assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "its own old life");
         assert!(!renew(&mut g, 12_000, B, 1, 2), "not before the old one has ended");
         assert!(renew(&mut g, 20_000, B, 2, 2));
+    }
+
+    /// An owner that restarts is granted at once: else its reads wait, and it drops the member.
+    #[test]
+    fn an_older_epoch_of_the_same_host_is_replaced_at_once() {
+        let mut g = Grants::new(Nanos::ZERO);
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        let restarted = (A.0, Incarnation(12));
+        g.fence(OBJECT, Epoch(2));
+        assert!(renew(&mut g, 10_100, restarted, 1, 2));
+        assert!(!renew(&mut g, 10_200, A, 2, 1), "the old life is over");
+        assert_eq!(clear_at(&g, 3, B), 10_100 + GRACE.as_ms());
     }
 
     #[test]

@@ -213,6 +213,7 @@ impl<W: World, S: Components> Owner<W, S> {
     /// Looks for late operations and lost leases until the owner stops.
     pub async fn watch(self) {
         let mut ticks = 0u64;
+        let serving_since = self.now();
         while !self.is_stopped() {
             self.world().sleep(WATCH_EVERY).await;
             ticks += 1;
@@ -222,7 +223,7 @@ impl<W: World, S: Components> Owner<W, S> {
                     sometimes!("watch.member_is_late");
                     self.on_trouble(&leg, slot, session, Trouble::Late);
                 }
-                self.watch_leases(&leg, now);
+                self.watch_leases(&leg, serving_since, now);
                 self.watch_lives(&leg);
                 if ticks.is_multiple_of(2) {
                     self.tell_committed(&leg);
@@ -253,13 +254,16 @@ impl<W: World, S: Components> Owner<W, S> {
         }
     }
 
-    /// A member that gives no lease blocks every read: it is brought back or dropped.
-    fn watch_leases(&self, leg: &Rc<Leg>, now: Nanos) {
+    /// A member that gives no lease blocks every read: it is brought back or dropped. It attached
+    /// when the takeover began, so its first lease may take as long as a broken connection.
+    fn watch_leases(&self, leg: &Rc<Leg>, serving_since: Nanos, now: Nanos) {
+        let overdue = |m: &&Member| m.lease_until.max(serving_since + MEND) < now;
         let overdue: Vec<(u8, Session)> = leg
             .members
             .borrow()
             .iter()
-            .filter(|m| m.role == Role::Active && !m.mending && m.lease_until < now)
+            .filter(|m| m.role == Role::Active && !m.mending)
+            .filter(overdue)
             .map(|m| (m.slot, m.session))
             .collect();
         let all =

@@ -17,6 +17,10 @@ const SEEDS: &[(u64, &str)] = &[
         "a resync chose its source before it had the lock, and copied from one dropped since",
     ),
     (50_093, "the place of a rebuild was lost too, and no third was looked for"),
+    (
+        1_795_330_032_585,
+        "an owner that had restarted was granted no lease and dropped a good copy; then its own died",
+    ),
 ];
 
 #[test]
