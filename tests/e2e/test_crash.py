@@ -59,15 +59,19 @@ class Crash(ClusterTest):
                 self.cluster.wait_healthy()
             load.finish()
 
+    def all_die(self, load):
+        """Kills every host in one moment, starts them, and waits until the load goes on."""
+        self.cluster.kill_at_once((1, 2, 3))
+        for host in (1, 2, 3):
+            self.cluster.start(host, serving=False)
+        load.wait_progress(timeout_s=ALL_S)
+
     @row("4: every host dies at once, under load")
     def test_all(self):
         with Load(self.cluster, self.volume) as load:
             for _ in range(2):
                 load.wait_progress()
-                self.cluster.kill_at_once((1, 2, 3))
-                for host in (1, 2, 3):
-                    self.cluster.start(host, serving=False)
-                load.wait_progress(timeout_s=ALL_S)
+                self.all_die(load)
             self.cluster.wait_healthy()
             load.finish()
 
@@ -160,10 +164,7 @@ class Threads(ClusterTest):
             load.wait_progress()
             self.cluster.start(member)
             self.cluster.wait_healthy()
-            self.cluster.kill_at_once((1, 2, 3))
-            for host in (1, 2, 3):
-                self.cluster.start(host, serving=False)
-            load.wait_progress(timeout_s=ALL_S)
+            self.all_die(load)
             self.cluster.wait_healthy()
             load.finish()
 

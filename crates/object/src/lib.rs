@@ -1,9 +1,9 @@
 //! Objects: a virtual block device made of mirrored legs, ordered by one owner at a time.
 //!
 //! The mirror protocol (rules R1-R22, `docs/protocol.md`) is here: the owner's half in `owner`,
-//! `change`, `mend`, `resize`, `resync` and `takeover`, the members' half in `member` and `grants`,
-//! the front end's half in `client`. `leg`, `grants`, `ranges` and `placement` decide without
-//! waiting.
+//! `read`, `change`, `mend`, `resize`, `resync` and `takeover`, the members' half in `member` and
+//! `grants`, the front end's half in `client`. `leg`, `grants`, `ranges` and `placement` decide
+//! without waiting.
 //!
 //! Knows components, never disks: even its own host's store is reached through `transport`.
 
@@ -20,6 +20,7 @@ pub mod objects;
 mod owner;
 pub mod placement;
 pub mod ranges;
+mod read;
 mod resize;
 pub mod resync;
 mod takeover;

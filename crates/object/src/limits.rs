@@ -25,6 +25,8 @@ pub const APPEND_DEADLINE: Nanos = Nanos::from_secs(20);
 pub const READ_DEADLINE: Nanos = Nanos::from_secs(4);
 /// A read that takes longer is asked of another member too.
 pub const HEDGE: Nanos = Nanos::from_ms(40);
+/// For how long a disk group that was overtaken so is asked last.
+pub const AVOID: Nanos = Nanos::from_secs(10);
 /// Small calls: attach, tags, reserve.
 pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
 /// A fence waits for a lease to end, and a little.

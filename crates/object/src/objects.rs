@@ -9,6 +9,7 @@ use crate::member::Members;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
 use crate::placement::{self, HostView};
+use crate::read::Overtaken;
 use crate::resync::Progress;
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
@@ -132,6 +133,7 @@ pub(crate) struct Ctx<W: World, S: Components> {
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
     /// Takeovers that failed: how long the last pause is, and until when.
     pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos)>>,
+    pub overtaken: Overtaken,
     events: RefCell<VecDeque<(u64, Event)>>,
     inventory: RefCell<Vec<HostView>>,
     repair_delay_s: Cell<u32>,
@@ -257,6 +259,7 @@ impl<W: World, S: Components> Objects<W, S> {
             routes: RefCell::default(),
             missed: RefCell::default(),
             pauses: RefCell::default(),
+            overtaken: Overtaken::default(),
             events: RefCell::default(),
             inventory: RefCell::default(),
             repair_delay_s: Cell::new(3600),

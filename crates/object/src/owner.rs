@@ -1,8 +1,8 @@
 //! The owner of one object: orders its I/O, keeps its members in step, answers its clients.
 //!
-//! This file holds the owner's state and its read and write paths. `takeover` makes an owner,
-//! `change` alters the directory's record, `mend` deals with members that fail, `resync` brings
-//! them back.
+//! This file holds the owner's state and its write path. `read` is the read path, `takeover` makes
+//! an owner, `change` alters the directory's record, `mend` deals with members that fail, `resync`
+//! brings them back.
 //!
 //! Invariants:
 //! - a write is acknowledged when every awaited member has it durable, never earlier;
@@ -11,9 +11,7 @@
 //! - a stopped owner answers nothing and changes nothing (R21).
 
 use crate::leg::{Leg, Member, Op, Role};
-use crate::limits::{
-    APPEND_DEADLINE, BYTES_MAX, CALL_DEADLINE, HEDGE, HOLD, OPS_MAX, READ_DEADLINE, RETRY_EVERY,
-};
+use crate::limits::{APPEND_DEADLINE, BYTES_MAX, CALL_DEADLINE, HOLD, OPS_MAX, RETRY_EVERY};
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
@@ -23,14 +21,12 @@ use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
     ClientId, ComponentId, Epoch, HostId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
 };
-use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
+use atoll_format::op::{BlockRange, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
-use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, SECTOR};
+use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK, SECTOR};
 use atoll_transport::CallError;
-use atoll_world::components::{Copy, CopyBlock, ReadBlocks};
 use atoll_world::directory::Revision;
 use atoll_world::sync::{Notify, Permit, Semaphore, oneshot};
-use atoll_world::volume::{Extent, ExtentKind};
 use atoll_world::{
     Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes,
 };
@@ -415,7 +411,7 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// The leg and blocks of a piece of the object that lies inside one strip.
-    fn place(&self, at: u64, len: u64) -> Result<(Rc<Leg>, Place), VolumeError> {
+    pub(crate) fn place(&self, at: u64, len: u64) -> Result<(Rc<Leg>, Place), VolumeError> {
         let record = self.0.record.borrow();
         let end = at.checked_add(len).filter(|&end| end <= record.size_bytes);
         let one_strip = len > 0 && at / CHUNK == (at + (len.max(1) - 1)) / CHUNK;
@@ -427,7 +423,7 @@ impl<W: World, S: Components> Owner<W, S> {
         Ok((self.leg(place.leg), place))
     }
 
-    async fn permits(&self, bytes: usize) -> (Permit, Permit) {
+    pub(crate) async fn permits(&self, bytes: usize) -> (Permit, Permit) {
         let op = self.0.ops.acquire(1).await;
         (op, self.0.bytes.acquire(bytes).await)
     }
@@ -622,316 +618,13 @@ impl<W: World, S: Components> Owner<W, S> {
         }
     }
 
-    fn count_guest(&self) {
+    pub(crate) fn count_guest(&self) {
         self.0.guest_ops.set(self.0.guest_ops.get() + 1);
-    }
-
-    // ---- reading -------------------------------------------------------------------------
-
-    /// Carries out a read of a client.
-    pub async fn read(&self, at: u64, len: u64) -> Result<Vec<Buf>, Fail> {
-        let (leg, place) = self.place(at, len)?;
-        let range = covering(place.offset, len);
-        let guard = self.0.locks.lock_shared(leg.index as u16, range).await;
-        self.count_guest();
-        let blocks = self.read_blocks(&leg, range).await?;
-        self.await_lease(&leg).await?;
-        drop(guard);
-        if whole_blocks(place.offset, len) {
-            return Ok(blocks.payload);
-        }
-        let head = (place.offset % BLOCK) as usize;
-        Ok(vec![buf::join(&blocks.payload).slice(head..head + len as usize)])
-    }
-
-    /// Returns once this owner may answer reads of that leg (R11).
-    async fn await_lease(&self, leg: &Leg) -> Result<(), Fail> {
-        let held_since = self.now();
-        loop {
-            let renewed = self.0.lease_notify.notified();
-            if self.is_stopped() {
-                return Err(Fail::Stopped);
-            }
-            let now = self.now();
-            if now < leg.lease_until() {
-                return Ok(());
-            }
-            sometimes!("owner.read_waits_for_a_lease");
-            if now.since(held_since) > HOLD {
-                let why = "no lease from the members of this object".to_string();
-                return Err(VolumeError::TimedOut(why).into());
-            }
-            let tick = self.0.ctx.world.sleep_until(now + RETRY_EVERY * 5);
-            select(renewed, std::pin::pin!(tick)).await;
-        }
-    }
-
-    /// Good bytes of `range` from whichever active member has them; the range is locked.
-    /// A member whose bytes are bad is repaired in the background.
-    pub async fn read_blocks(&self, leg: &Rc<Leg>, range: BlockRange) -> Result<ReadBlocks, Fail> {
-        let held_since = self.now();
-        loop {
-            let readers = self.readers(leg, range.chunk());
-            let mut bad = Vec::new();
-            let mut unreachable = false;
-            let mut i = 0;
-            while i < readers.len() {
-                let (reply, used) = self.read_hedged(&readers[i..], range).await;
-                let reader = &readers[i + used];
-                match reply {
-                    Ok(Reply::Blocks(blocks)) if blocks.tags.len() == usize::from(range.count) => {
-                        for (slot, blocks_bad) in bad {
-                            self.repair_later(leg, slot, blocks_bad);
-                        }
-                        return Ok(blocks);
-                    }
-                    Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((reader.slot, blocks)),
-                    Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
-                        self.stop(Stop::Superseded);
-                    }
-                    reply => {
-                        unreachable = true;
-                        self.on_reader_of_an_earlier_life(leg, reader, reply);
-                    }
-                }
-                if self.is_stopped() {
-                    return Err(Fail::Stopped);
-                }
-                i += 1;
-            }
-            if !bad.is_empty() && !unreachable {
-                return self.read_block_by_block(leg, range, &readers).await;
-            }
-            if self.now().since(held_since) > HOLD {
-                let hosts: Vec<_> = readers.iter().map(|m| self.0.ctx.host_name(m.host)).collect();
-                let why =
-                    format!("no copy can be read: that on {} does not answer", hosts.join(", "));
-                return Err(VolumeError::TimedOut(why).into());
-            }
-            self.0.ctx.world.sleep(RETRY_EVERY).await;
-        }
-    }
-
-    /// A member that has restarted serves once a session of this life is open.
-    fn on_reader_of_an_earlier_life(
-        &self,
-        leg: &Rc<Leg>,
-        reader: &Member,
-        reply: Result<Reply, CallError>,
-    ) {
-        if let Ok(Reply::Failed(error @ StoreError::Session { .. })) = reply {
-            let trouble = crate::mend::Trouble::Store(error);
-            self.on_trouble(leg, reader.slot, reader.session, trouble);
-        }
-    }
-
-    /// Active members in the order in which to ask them: this host's, else spread by strip.
-    fn readers(&self, leg: &Leg, chunk: u32) -> Vec<Member> {
-        let mut readers: Vec<Member> =
-            leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
-        if !readers.is_empty() {
-            let turn = chunk as usize % readers.len();
-            readers.rotate_left(turn);
-        }
-        let here = self.0.ctx.host;
-        readers.sort_by_key(|m| (m.mending, m.host != here));
-        readers
-    }
-
-    /// Asks the first reader, and the second too if the first is slow. Returns the answer and the
-    /// index of who gave it.
-    async fn read_hedged(
-        &self,
-        readers: &[Member],
-        range: BlockRange,
-    ) -> (Result<Reply, CallError>, usize) {
-        let ask = |m: &Member| {
-            let request = Request::Read { component: m.component, epoch: self.0.epoch, range };
-            self.call(m.host, Lane::Data, request, READ_DEADLINE)
-        };
-        let first = std::pin::pin!(ask(&readers[0]));
-        let Some(second) = readers.get(1) else { return (first.await, 0) };
-        let slow = std::pin::pin!(self.0.ctx.world.sleep(HEDGE));
-        match select(first, slow).await {
-            Either::Left((reply, _)) => (reply, 0),
-            Either::Right(((), first)) => {
-                sometimes!("owner.hedged_read");
-                let second = std::pin::pin!(ask(second));
-                match select(first, second).await {
-                    Either::Left((Ok(Reply::Blocks(b)), _)) => (Ok(Reply::Blocks(b)), 0),
-                    Either::Right((Ok(Reply::Blocks(b)), _)) => (Ok(Reply::Blocks(b)), 1),
-                    // The faster one has no good bytes: whatever the other says counts.
-                    Either::Left((_, second)) => (second.await, 1),
-                    Either::Right((_, first)) => (first.await, 0),
-                }
-            }
-        }
-    }
-
-    /// Every member has some bad block of the range: take each block from whoever has it.
-    async fn read_block_by_block(
-        &self,
-        leg: &Rc<Leg>,
-        range: BlockRange,
-        readers: &[Member],
-    ) -> Result<ReadBlocks, Fail> {
-        sometimes!("owner.read_block_by_block");
-        let mut all = ReadBlocks { tags: Vec::new(), payload: Vec::new() };
-        for block in range.start..range.end() {
-            let one = BlockRange { start: block, count: 1 };
-            let mut bad = Vec::new();
-            let mut found = None;
-            let mut unreachable = false;
-            for m in readers {
-                let request =
-                    Request::Read { component: m.component, epoch: self.0.epoch, range: one };
-                match self.call(m.host, Lane::Data, request, READ_DEADLINE).await {
-                    Ok(Reply::Blocks(blocks)) => {
-                        found = Some(blocks);
-                        break;
-                    }
-                    Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((m.slot, blocks)),
-                    _ => unreachable = true,
-                }
-            }
-            if found.is_none() && unreachable {
-                let why = "the copy that may be good cannot be read now";
-                return Err(VolumeError::TimedOut(why.into()).into());
-            }
-            let Some(blocks) = found else {
-                let record = self.0.record.borrow();
-                let chunk = block / BLOCKS_PER_CHUNK;
-                let at = record.object_offset(leg.index, chunk)
-                    + u64::from(block % BLOCKS_PER_CHUNK) * BLOCK;
-                self.0.ctx.event(Event::BlockLost { object: self.0.id, at });
-                let why = format!("no good copy of the 4 KiB block at byte {at} is left");
-                return Err(VolumeError::Io(why).into());
-            };
-            for (slot, blocks) in bad {
-                self.repair_later(leg, slot, blocks);
-            }
-            all.tags.extend(blocks.tags);
-            all.payload.extend(blocks.payload);
-        }
-        Ok(all)
-    }
-
-    /// Rewrites bad blocks of a member from another one, in the background.
-    pub fn repair_later(&self, leg: &Rc<Leg>, slot: u8, blocks: Vec<u32>) {
-        let (owner, leg) = (self.clone(), leg.clone());
-        self.0.ctx.world.spawn(async move {
-            for block in blocks {
-                if owner.repair(&leg, slot, block).await {
-                    let object = owner.0.id;
-                    let host = leg.member(slot).map(|m| m.host).unwrap_or_default();
-                    owner.0.ctx.event(Event::BlockRepaired { object, host });
-                }
-            }
-        });
-    }
-
-    /// Puts a good copy of one block into the member of that slot. The range lock keeps the copy
-    /// from racing a write; a seq that changed meanwhile would make it a no-op.
-    async fn repair(&self, leg: &Rc<Leg>, slot: u8, block: u32) -> bool {
-        let range = BlockRange { start: block, count: 1 };
-        let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
-        let Some(target) = leg.member(slot) else { return false };
-        for source in self.readers(leg, range.chunk()) {
-            if source.slot == slot {
-                continue;
-            }
-            let request = Request::Read { component: source.component, epoch: self.0.epoch, range };
-            let reply = self.call(source.host, Lane::Bulk, request, READ_DEADLINE).await;
-            let Ok(Reply::Blocks(blocks)) = reply else { continue };
-            let Some(&tag) = blocks.tags.first() else { continue };
-            let bytes = (tag.state == BlockState::Raw).then(|| buf::join(&blocks.payload));
-            let copy = Copy {
-                chunk: range.chunk(),
-                blocks: vec![CopyBlock { block, tag, bytes }],
-                only_if: None,
-            };
-            let (component, session) = (target.component, target.session);
-            let request = Request::CopyIn { component, session, copy };
-            let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
-            if reply.is_err() {
-                // The copy may still arrive, and would then undo a newer write: the range stays
-                // locked until the member is in another session, or out (F10).
-                self.outdate(leg, &target).await;
-            }
-            return matches!(reply, Ok(Reply::Copied(1)));
-        }
-        false
-    }
-
-    /// Returns once messages of the member's present session are refused, or the owner has stopped.
-    async fn outdate(&self, leg: &Rc<Leg>, member: &Member) {
-        sometimes!("owner.repair_without_an_answer");
-        loop {
-            let same = leg.member(member.slot).is_some_and(|m| {
-                m.component == member.component && m.session == member.session && m.role.receives()
-            });
-            if !same || self.is_stopped() {
-                return;
-            }
-            self.on_trouble(leg, member.slot, member.session, crate::mend::Trouble::Link);
-            self.0.ctx.world.sleep(RETRY_EVERY).await;
-        }
-    }
-
-    /// What the range holds, from the tags of one active member; stops at a strip's end.
-    pub async fn extents(&self, at: u64, len: u64) -> Result<Vec<Extent>, Fail> {
-        let strip_left = CHUNK - at % CHUNK;
-        let len = len.min(strip_left);
-        let (leg, place) = self.place(at, len)?;
-        let range = covering(place.offset, len);
-        let guard = self.0.locks.lock_shared(leg.index as u16, range).await;
-        let tags = self.tags(&leg, range.chunk()).await?;
-        self.await_lease(&leg).await?;
-        drop(guard);
-        let mut extents: Vec<Extent> = Vec::new();
-        let (mut at, end) = (place.offset, place.offset + len);
-        while at < end {
-            let block = (at / BLOCK) as u32;
-            let here = ((u64::from(block) + 1) * BLOCK).min(end) - at;
-            let kind = match tags[(block % BLOCKS_PER_CHUNK) as usize].state {
-                BlockState::Absent => ExtentKind::Hole,
-                BlockState::Zero => ExtentKind::Zero,
-                _ => ExtentKind::Data,
-            };
-            match extents.last_mut() {
-                Some(last) if last.kind == kind => last.len += here,
-                _ => extents.push(Extent { len: here, kind }),
-            }
-            at += here;
-        }
-        Ok(extents)
-    }
-
-    async fn tags(&self, leg: &Rc<Leg>, chunk: u32) -> Result<Vec<BlockTag>, Fail> {
-        let held_since = self.now();
-        loop {
-            for m in self.readers(leg, chunk) {
-                let request = Request::Tags { component: m.component, epoch: self.0.epoch, chunk };
-                match self.call(m.host, Lane::Data, request, READ_DEADLINE).await {
-                    Ok(Reply::Tags(tags)) if tags.len() == BLOCKS_PER_CHUNK as usize => {
-                        return Ok(tags);
-                    }
-                    reply => self.on_reader_of_an_earlier_life(leg, &m, reply),
-                }
-            }
-            if self.is_stopped() {
-                return Err(Fail::Stopped);
-            }
-            if self.now().since(held_since) > HOLD {
-                return Err(VolumeError::TimedOut("no member can be read".into()).into());
-            }
-            self.0.ctx.world.sleep(RETRY_EVERY).await;
-        }
     }
 }
 
 /// The blocks that cover `len` bytes at `offset` of a component.
-fn covering(offset: u64, len: u64) -> BlockRange {
+pub(crate) fn covering(offset: u64, len: u64) -> BlockRange {
     let start = offset / BLOCK;
     let end = (offset + len).div_ceil(BLOCK);
     BlockRange {
@@ -940,6 +633,6 @@ fn covering(offset: u64, len: u64) -> BlockRange {
     }
 }
 
-fn whole_blocks(offset: u64, len: u64) -> bool {
+pub(crate) fn whole_blocks(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)
 }

@@ -19,7 +19,7 @@ const SEEDS: &[(u64, &str)] = &[
     (50_093, "the place of a rebuild was lost too, and no third was looked for"),
     (
         1_795_330_032_585,
-        "an owner that had restarted was granted no lease and dropped a good copy; then its own died",
+        "a restarted owner was granted no lease and dropped a good copy; then its own was lost",
     ),
 ];
 
