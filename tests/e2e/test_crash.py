@@ -13,6 +13,14 @@ from nbd import Client
 MEMBER_S, OWNER_S, ALL_S, CLIENT_S = 2.0, 10.0, 30.0, 3.0
 
 
+def all_die(cluster, load):
+    """Kills every host in one moment, starts them, and waits until the load goes on."""
+    cluster.kill_at_once((1, 2, 3))
+    for host in (1, 2, 3):
+        cluster.start(host, serving=False)
+    load.wait_progress(timeout_s=ALL_S)
+
+
 class Crash(ClusterTest):
     @row("2: a host with a copy dies; clients of other hosts stall under 2 s")
     def test_member(self):
@@ -59,19 +67,12 @@ class Crash(ClusterTest):
                 self.cluster.wait_healthy()
             load.finish()
 
-    def all_die(self, load):
-        """Kills every host in one moment, starts them, and waits until the load goes on."""
-        self.cluster.kill_at_once((1, 2, 3))
-        for host in (1, 2, 3):
-            self.cluster.start(host, serving=False)
-        load.wait_progress(timeout_s=ALL_S)
-
     @row("4: every host dies at once, under load")
     def test_all(self):
         with Load(self.cluster, self.volume) as load:
             for _ in range(2):
                 load.wait_progress()
-                self.all_die(load)
+                all_die(self.cluster, load)
             self.cluster.wait_healthy()
             load.finish()
 
@@ -164,7 +165,7 @@ class Threads(ClusterTest):
             load.wait_progress()
             self.cluster.start(member)
             self.cluster.wait_healthy()
-            self.all_die(load)
+            all_die(self.cluster, load)
             self.cluster.wait_healthy()
             load.finish()
 
