@@ -285,7 +285,7 @@ async fn write_copy<W: World>(
             found.map(|(&local, c)| {
                 encode_component(c, &mut bytes);
                 components += 1;
-                c.saved = true;
+                c.saved_blocks = c.spec.blocks;
                 c.unsaved_from = None;
                 local + 1
             })

@@ -122,8 +122,9 @@ pub(crate) struct Component {
 
     /// First segment with small state that neither journal nor checkpoint has.
     pub unsaved_from: Option<u64>,
-    /// The journal or the checkpoint knows it.
-    pub saved: bool,
+    /// The size, in blocks, with which the journal or the checkpoint knows it; 0: neither does.
+    /// Recovery reads them before the log, so none of its chunks may be there beyond that.
+    pub saved_blocks: u32,
 }
 
 impl Component {
@@ -151,7 +152,7 @@ impl Component {
             slots_used: 0,
             log_live: 0,
             unsaved_from: None,
-            saved: false,
+            saved_blocks: 0,
         }
     }
 
@@ -332,11 +333,16 @@ impl Component {
             + self.uncommitted.len() * size_of::<RawListed>()
     }
 
+    /// Whether the journal or the checkpoint knows it.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.saved_blocks > 0
+    }
+
     /// Takes over small state that a record holds; the chunks stay.
     pub(crate) fn restore(&mut self, other: Self) {
         self.spec = other.spec;
         self.durable = true;
-        self.saved = true;
+        self.saved_blocks = self.spec.blocks;
         self.queued_fence = other.queued_fence;
         self.queued_session = other.queued_session;
         self.promise = other.promise;
@@ -387,7 +393,7 @@ pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
     let id = ComponentId(raw.id.get());
     let mut c = Component::new(raw.local.get(), id, spec, raw.device);
     c.durable = true;
-    c.saved = true;
+    c.saved_blocks = c.spec.blocks;
     c.promise = Promise {
         fenced: Epoch(raw.fenced.get()),
         committed: Seq(raw.committed.get()),

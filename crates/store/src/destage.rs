@@ -70,7 +70,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 }
                 group.trimmed.notify_all();
                 let now = group.world.now();
-                rest_until = now + rest(&group.state.borrow(), now, now.since(begun));
+                rest_until = now + rest(&group, &group.state.borrow(), now, now.since(begun));
             }
         }
         group.state.borrow_mut().mover_asleep = false;
@@ -89,17 +89,17 @@ fn end_round(state: &mut State) {
 }
 
 /// How long to pause after a round that took `took`.
-fn rest(state: &State, now: Nanos, took: Nanos) -> Nanos {
+fn rest<W: World>(group: &Group<W>, state: &State, now: Nanos, took: Nanos) -> Nanos {
     let fill = state.log_fill();
     if state.head_waits || fill >= limits::FILL_URGENT {
         return Nanos::ZERO;
     }
-    if now >= state.last_write + limits::IDLE_DESTAGE {
+    if now >= state.last_write + group.idle_destage {
         // No writer to give way to; readers get half.
         return took;
     }
-    let below = u64::from(limits::FILL_URGENT - fill.max(limits::FILL_DESTAGE));
-    took * (4 * below) / u64::from(limits::FILL_URGENT - limits::FILL_DESTAGE)
+    let below = u64::from(limits::FILL_URGENT - fill.max(group.destage_at));
+    took * (4 * below) / u64::from(limits::FILL_URGENT - group.destage_at)
 }
 
 fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
@@ -118,7 +118,7 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         if !group.log_ended.get() {
             return Next::Wait(None);
         }
-        let unsaved = state.components.values().any(|c| c.unsaved_from.is_some() || !c.saved);
+        let unsaved = state.components.values().any(|c| c.unsaved_from.is_some() || !c.is_saved());
         let clean = position.used == 0 && state.overlay_blocks == 0 && !unsaved;
         return if clean && state.graves.is_empty() { Next::End } else { Next::Checkpoint };
     }
@@ -126,7 +126,7 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
     let small_state: usize = state
         .components
         .values()
-        .filter(|c| c.unsaved_from.is_some_and(|s| s < state.head_segment) || !c.saved)
+        .filter(|c| c.unsaved_from.is_some_and(|s| s < state.head_segment) || !c.is_saved())
         .map(|c| c.encoded_len() + 64)
         .sum();
     let too_dirty = |i: usize| {
@@ -144,14 +144,14 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
     let fill = state.log_fill();
     let has_blocks = state.index_blocks > 0;
     let can_trim = trim_to(&state, &BTreeMap::new()) > state.trim_below;
-    let idle_at = state.last_write + limits::IDLE_DESTAGE;
+    let idle_at = state.last_write + group.idle_destage;
     let urgent = state.head_waits || fill >= limits::FILL_URGENT;
-    state.wake_at_fill = limits::FILL_DESTAGE;
+    state.wake_at_fill = group.destage_at;
     if has_blocks || can_trim {
         if urgent {
             return Next::Round;
         }
-        if fill >= limits::FILL_DESTAGE || now >= idle_at {
+        if fill >= group.destage_at || now >= idle_at {
             if now < rest_until {
                 state.wake_at_fill = limits::FILL_URGENT;
                 return Next::Wait(Some(rest_until));
@@ -561,12 +561,12 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
     let mut bytes = Vec::new();
     for c in state.components.values_mut() {
         let trimmed = c.unsaved_from.is_some_and(|s| s < trim_below);
-        let unknown = !c.saved && in_round.contains(&c.local);
+        let unknown = c.saved_blocks < c.spec.blocks && in_round.contains(&c.local);
         if c.durable && (trimmed || unknown) {
             bytes.clear();
             c.encode(0, &mut bytes);
             records.push_component(c.local, &bytes);
-            c.saved = true;
+            c.saved_blocks = c.spec.blocks;
             c.unsaved_from = None;
             c.committed_logged = c.promise.committed;
         }

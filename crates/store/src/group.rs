@@ -35,6 +35,9 @@ pub(crate) struct Group<W: World> {
     pub ended: Notify,
     /// Close was called: no new operations, tasks end when they are done.
     pub closing: Cell<bool>,
+    /// See [`crate::OpenSpec`].
+    pub destage_at: u8,
+    pub idle_destage: Nanos,
     /// When a writer was last slowed by a full log.
     pub slowed_at: Cell<Option<Nanos>>,
     pub log_ended: Cell<bool>,

@@ -31,6 +31,11 @@ pub struct OpenSpec {
     pub dirty_bytes: Option<u64>,
     /// After how long without an answer a device has failed; none: 5 s.
     pub io_deadline: Option<Nanos>,
+    /// How full the log may be, in 1/256, before blocks move home while guests write; at most
+    /// [`limits::FILL_URGENT`]; none: [`limits::FILL_DESTAGE`].
+    pub destage_at: Option<u8>,
+    /// After how long without a write they move home anyway; none: 2 s.
+    pub idle_destage: Option<Nanos>,
 }
 
 /// Why a store could not be opened. Nothing was changed.
@@ -164,6 +169,11 @@ impl<W: World> Store<W> {
             mover_work: Notify::default(),
             trimmed: Notify::default(),
             ended: Notify::default(),
+            destage_at: spec
+                .destage_at
+                .unwrap_or(limits::FILL_DESTAGE)
+                .min(limits::FILL_URGENT - 1),
+            idle_destage: spec.idle_destage.unwrap_or(limits::IDLE_DESTAGE),
             closing: Cell::new(false),
             slowed_at: Cell::new(None),
             log_ended: Cell::new(false),

@@ -203,7 +203,11 @@ async fn load_checkpoint<W: World>(
                 }
                 return Ok((head, 1 - copy, i > 0 || !both_same));
             }
-            Err(e @ (OpenError::Newer(_) | OpenError::Io(_))) => return Err(e),
+            Err(e @ OpenError::Io(_)) => return Err(e),
+            // What a crash has left of two versions of a body can look like anything.
+            Err(e @ OpenError::Newer(_)) if is_whole(device, region, &head).await? => {
+                return Err(e);
+            }
             Err(_) => {
                 state.components.clear();
                 state.by_id.clear();
@@ -212,6 +216,24 @@ async fn load_checkpoint<W: World>(
         }
     }
     Err(OpenError::Metadata("both copies of the checkpoint are damaged".into()))
+}
+
+/// Whether the body of a checkpoint is the one that its head was written for.
+async fn is_whole<W: World>(
+    device: &Device<W>,
+    region: Region,
+    head: &CheckpointHead,
+) -> Result<bool, OpenError> {
+    let mut body = Body::new(device, region, head);
+    while body.left > 0 {
+        body.used = body.bytes.len();
+        match body.need(1).await {
+            Ok(()) => {}
+            Err(OpenError::Metadata(_)) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(body.crc == head.body_crc)
 }
 
 /// Reads a body of bytes that lie in whole blocks, piece by piece.
@@ -224,7 +246,12 @@ struct Body<'a, W: World> {
     used: usize,
 }
 
-impl<W: World> Body<'_, W> {
+impl<'a, W: World> Body<'a, W> {
+    fn new(device: &'a Device<W>, region: Region, head: &CheckpointHead) -> Self {
+        let at = region.at + BLOCK;
+        Self { device, at, left: head.body_len, crc: 0, bytes: Vec::new(), used: 0 }
+    }
+
     /// Makes `n` bytes available.
     async fn need(&mut self, n: usize) -> Result<(), OpenError> {
         let short = || OpenError::Metadata("the checkpoint is cut short".into());
@@ -262,14 +289,7 @@ async fn load_body<W: World>(
     if head.body_len > region.len - BLOCK {
         return Err(damaged());
     }
-    let mut body = Body {
-        device,
-        at: region.at + BLOCK,
-        left: head.body_len,
-        crc: 0,
-        bytes: Vec::new(),
-        used: 0,
-    };
+    let mut body = Body::new(device, region, head);
     for _ in 0..head.components {
         let (mut c, runs) = next_component(&mut body).await?;
         for _ in 0..runs {

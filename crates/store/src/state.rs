@@ -551,7 +551,7 @@ impl State {
             self.by_id.remove(&c.id);
         }
         self.hints.remove(&local);
-        if c.saved {
+        if c.is_saved() {
             self.graves.push_back((segment, local));
         }
         self.entries_used -= u64::from(c.table.len());

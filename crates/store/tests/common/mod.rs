@@ -410,6 +410,41 @@ impl MemDisk {
         image
     }
 
+    /// Lengths, in sectors, of the writes that are not durable: done and not flushed, then under
+    /// way.
+    pub fn unsettled(&self) -> Vec<usize> {
+        let medium = self.medium.borrow();
+        medium.cached.iter().chain(medium.flying.values()).map(|w| w.blocks.len() * 8).collect()
+    }
+
+    /// What is left after the power went: everything durable, the first `sectors` sectors of the
+    /// unsettled write number `torn`, and the other unsettled ones or none of them.
+    pub fn crash_torn(&self, torn: Option<(usize, usize)>, others: bool) -> Image {
+        let medium = self.medium.borrow();
+        let mut image = medium.durable.clone();
+        for (n, write) in medium.cached.iter().chain(medium.flying.values()).enumerate() {
+            let whole = write.blocks.len() * 8;
+            let sectors = match torn {
+                Some((which, sectors)) if which == n => sectors,
+                _ => {
+                    if others {
+                        whole
+                    } else {
+                        0
+                    }
+                }
+            };
+            for (i, new) in write.blocks.iter().enumerate().take(sectors.div_ceil(8)) {
+                let block = write.at / BLOCK as u64 + i as u64;
+                let mut bytes = image.get(block);
+                let end = (sectors - i * 8).min(8) * 512;
+                bytes[..end].copy_from_slice(&new[..end]);
+                image.set(block, Rc::new(bytes));
+            }
+        }
+        image
+    }
+
     async fn wait(&self, us: u64) -> io::Result<()> {
         self.world.sleep(Nanos::from_us(us)).await;
         if self.medium.borrow().hang || !self.world.finish_op() {
