@@ -559,6 +559,11 @@ impl<W: World, S: Components> Objects<W, S> {
         None
     }
 
+    /// Whether this host is taking an object over at this moment.
+    pub fn is_taking_over(&self) -> bool {
+        !self.0.taking.borrow().is_empty()
+    }
+
     // ---- leases --------------------------------------------------------------------------
 
     /// Renews leases with every host that holds members of objects owned here (R9).

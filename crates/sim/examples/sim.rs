@@ -1,4 +1,5 @@
-//! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--ideal-store]`, or
+//! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--beyond]
+//! [--no-features] [--ideal-store]`, or
 //! `sim --seed S [--trace]`.
 //!
 //! For work on the simulator: it is built without the program, in a fraction of the time. Everybody
@@ -30,6 +31,8 @@ fn main() {
             "--faults" => options.faults = FaultSet::parse(&value()).unwrap_or_else(|e| fail(&e)),
             "--trace" => options.trace = true,
             "--twice" => options.twice = true,
+            "--beyond" => options.beyond = true,
+            "--no-features" => options.features = false,
             "--ideal-store" => options.ideal_store = true,
             other => fail(&format!("unknown argument {other}")),
         }
@@ -60,7 +63,7 @@ fn main() {
         }
         time.is_none_or(|t| began.elapsed() < t)
     });
-    println!("{report}");
+    println!("{report}\n{}", atoll_sim::activity::table(&report.cells));
     println!(
         "{:?}, {:.0} polls/s",
         began.elapsed(),

@@ -5,6 +5,8 @@
 //! healthy, within [`SETTLE_MAX`]; then every byte reads the same from every host and from every
 //! active copy; no epoch of an object ever had two owners.
 
+use crate::activity::{Activities, Activity, LOOK_EVERY};
+use crate::admin::Admin;
 use crate::disk::SimDisk;
 use crate::executor::Executor;
 use crate::fault::Plan;
@@ -62,6 +64,8 @@ pub trait Storage: Clone + 'static {
 pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
 /// Time within which a damaged block is made good once it is found.
 const MEND_MAX: Nanos = Nanos::from_secs(90);
+/// For how long after it a change of members counts as going on.
+const MEMBERSHIP_LASTS: Nanos = Nanos::from_ms(20);
 /// Time in which things go wrong, at most.
 const TROUBLE_MAX: Nanos = Nanos::from_secs(60);
 /// Id of host 0.
@@ -80,6 +84,8 @@ pub struct ClusterSpec {
     pub ops: u64,
     /// Seconds before a lost member is rebuilt elsewhere.
     pub repair_delay_s: u32,
+    /// An administrator makes, resizes and deletes volumes meanwhile.
+    pub administered: bool,
 }
 
 impl ClusterSpec {
@@ -111,7 +117,8 @@ impl ClusterSpec {
             }
         }
         let repair_delay_s = *rng.pick(&[5, 60, 3600]);
-        Self { volumes, clients, placement: None, ops, repair_delay_s }
+        let administered = Rng::named(seed, "administered").below(2) == 0;
+        Self { volumes, clients, placement: None, ops, repair_delay_s, administered }
     }
 }
 
@@ -127,6 +134,9 @@ struct Inner<T: Storage> {
     clients_on: Cell<bool>,
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
+    admin: Admin,
+    /// When the record of an object changed last.
+    changed_at: Cell<Nanos>,
 }
 
 /// A cluster; clones are the same.
@@ -190,6 +200,8 @@ impl<T: Storage> Cluster<T> {
             clients_on: Cell::new(false),
             violations: RefCell::default(),
             owners: RefCell::default(),
+            admin: Admin::default(),
+            changed_at: Cell::new(Nanos::ZERO),
         }));
         let this = cluster.clone();
         rig.set_boot(move |host, disks, world| {
@@ -207,6 +219,14 @@ impl<T: Storage> Cluster<T> {
 
     fn executor(&self) -> &Executor {
         self.0.rig.executor()
+    }
+
+    pub(crate) fn rig(&self) -> &Rig {
+        &self.0.rig
+    }
+
+    pub(crate) fn admin(&self) -> &Admin {
+        &self.0.admin
     }
 
     pub(crate) fn say(&self, host: Option<u16>, text: String) {
@@ -378,7 +398,7 @@ impl<T: Storage> Cluster<T> {
         self.0.nodes.borrow()[usize::from(host)].clone()
     }
 
-    async fn wait(&self, span: Nanos) {
+    pub(crate) async fn wait(&self, span: Nanos) {
         let ex = self.executor();
         ex.sleep_until(ex.now() + span).await;
     }
@@ -392,11 +412,62 @@ impl<T: Storage> Cluster<T> {
         listing.entries.iter().map(decode).collect()
     }
 
+    /// Looks at what the cluster is at, for the faults that have their effect meanwhile.
+    async fn watch_activities(self) {
+        let rig = &self.0.rig;
+        let mut destaged = vec![0; usize::from(rig.hosts())];
+        loop {
+            let mut now = Activities::default();
+            for (_, book) in self.0.admin.books() {
+                book.add_to(&mut now);
+            }
+            self.0.books.iter().for_each(|book| book.add_to(&mut now));
+            self.0.admin.add_to(&mut now);
+            for (h, destaged) in destaged.iter_mut().enumerate() {
+                let Some(node) = self.node(h as u16) else {
+                    now.add(Activity::Recovery, rig.is_up(h as u16));
+                    continue;
+                };
+                now.add(Activity::Takeover, node.objects().is_taking_over());
+                for store in node.objects().members().stores() {
+                    let bytes = store.counters().destaged_bytes;
+                    now.add(Activity::Destage, bytes != *destaged);
+                    *destaged = bytes;
+                    now.add(Activity::Scrub, !store.scrub_progress().idle);
+                }
+            }
+            for object in self.objects() {
+                for leg in &object.legs {
+                    let resyncs =
+                        |m: &MemberRecord| matches!(m.state, MemberState::Resyncing { .. });
+                    let resyncs = leg.members.iter().any(resyncs);
+                    let rebuilds = leg.members.len() > object.policy.members();
+                    now.add(Activity::Resync, resyncs && !rebuilds);
+                    now.add(Activity::Rebuild, resyncs && rebuilds);
+                }
+            }
+            let since_change = self.executor().now().since(self.0.changed_at.get());
+            now.add(Activity::Membership, since_change < MEMBERSHIP_LASTS);
+            rig.faults().set_activities(now);
+            self.wait(LOOK_EVERY).await;
+        }
+    }
+
     /// Watches the directory for what must never be there.
     async fn watch_owners(self) {
+        let mut before = Vec::new();
         loop {
             let changed = self.0.rig.directory().changed();
-            for object in self.objects() {
+            let objects = self.objects();
+            let states: Vec<_> = objects
+                .iter()
+                .map(|o| o.members().map(|(_, m)| (m.component, m.state)).collect::<Vec<_>>())
+                .collect();
+            if states != before {
+                before = states;
+                self.0.changed_at.set(self.executor().now());
+            }
+            for object in objects {
                 let Some(owner) = object.owner else { continue };
                 let before =
                     *self.0.owners.borrow_mut().entry((object.id, object.epoch)).or_insert(owner);
@@ -419,6 +490,11 @@ impl<T: Storage> Cluster<T> {
             return Some(format!("h{host} does not come up"));
         }
         for object in self.objects() {
+            match object.state {
+                ObjectState::Ready => {}
+                ObjectState::Creating => continue,
+                ObjectState::Deleting => return Some(format!("{} is not deleted", object.name)),
+            }
             for (i, leg) in object.legs.iter().enumerate() {
                 let active = leg.members.iter().filter(|m| m.state.is_active()).count();
                 if active != object.policy.members() || active != leg.members.len() {
@@ -443,15 +519,50 @@ impl<T: Storage> Cluster<T> {
         let rig = &self.0.rig;
         let harness = crate::executor::LifeId::HARNESS;
         self.executor().spawn(harness, self.clone().watch_owners());
+        self.executor().spawn(harness, self.clone().watch_activities());
         self.0.clients_on.set(true);
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
+        self.executor().spawn(harness, rig.clone().befall_later(plan.clone()));
+        if self.0.spec.administered {
+            let rng = Rng::named(rig.seed(), "administrator");
+            self.executor().spawn(harness, self.clone().administer(rng));
+        }
         let calm_at = self.executor().now() + TROUBLE_MAX;
         while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
             self.wait(Nanos::from_ms(50)).await;
         }
         rig.heal();
+        if plan.beyond {
+            return self.finish_beyond().await;
+        }
         self.finish(plan.victim).await;
+    }
+
+    /// After more than the policy survives: whatever is still given is right, the rest is refused
+    /// in time. [`Self::judge`] looks at what was given.
+    async fn finish_beyond(&self) {
+        let limit = self.executor().now() + SETTLE_MAX;
+        self.0.books.iter().for_each(Book::stop);
+        while self.0.books.iter().any(|b| b.running() > 0) {
+            if self.executor().now() > limit {
+                return self.violated("I/O is neither done nor refused".into());
+            }
+            self.wait(Nanos::from_ms(50)).await;
+        }
+        for (v, (size, _)) in self.0.spec.volumes.iter().enumerate() {
+            for host in 0..self.0.rig.hosts() {
+                let Some(node) = self.node(host) else { continue };
+                let Ok(volume) = node.open(&volume_name(v)).await else { continue };
+                let client = 1_000_000 + u32::from(host);
+                // Piece by piece: a block that is lost says nothing about its neighbours.
+                for first in (0..size / SECTOR as u64).step_by(8) {
+                    if let Err(error) = self.0.books[v].read(&volume, client, first, 8).await {
+                        self.say(Some(host), format!("v{v} sector {first}: {error}"));
+                    }
+                }
+            }
+        }
     }
 
     /// After everything has healed: waits for what must end, and looks at everything.
@@ -477,6 +588,9 @@ impl<T: Storage> Cluster<T> {
             if let Err(why) = self.read_back(v).await {
                 self.violated(format!("volume v{v}: {why}"));
             }
+        }
+        if let Err(why) = self.read_back_side_volume().await {
+            self.violated(why);
         }
         for host in 0..rig.hosts() {
             let Some(node) = self.node(host) else {
@@ -608,12 +722,14 @@ impl<T: Storage> Cluster<T> {
 
     /// Judges the histories.
     pub fn judge(&self) {
-        for (v, book) in self.0.books.iter().enumerate() {
+        let volumes =
+            self.0.books.iter().enumerate().map(|(v, book)| (volume_name(v), book.clone()));
+        for (name, book) in volumes.chain(self.0.admin.books()) {
             for wrong in book.wrong() {
-                self.0.violations.borrow_mut().push(format!("volume v{v}: {wrong}"));
+                self.0.violations.borrow_mut().push(format!("volume {name}: {wrong}"));
             }
             if let Err(violation) = book.history().check() {
-                self.0.violations.borrow_mut().push(format!("volume v{v}: {violation}"));
+                self.0.violations.borrow_mut().push(format!("volume {name}: {violation}"));
             }
         }
     }

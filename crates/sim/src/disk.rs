@@ -118,6 +118,9 @@ struct Media {
     slow_factor: u64,
     hung: bool,
     gone: bool,
+    /// It is in another disk's place.
+    misplaced: bool,
+    wipes: u32,
     rng: Rng,
     faults: Faults,
     counts: DiskCounts,
@@ -289,14 +292,23 @@ impl Media {
                 None => self.pages.remove(&page),
             };
         }
+        let mut gap = false;
         for write in std::mem::take(&mut self.unflushed) {
-            self.maybe_make(write.at, &write.data, all);
+            let made = self.maybe_make(write.at, &write.data, all);
+            if made && gap {
+                self.faults.reached(FaultKind::UnflushedReordered);
+            }
+            gap |= !made;
         }
     }
 
-    fn maybe_make(&mut self, at: u64, data: &[u8], lose_all: bool) {
+    /// Whether it was made, whole.
+    fn maybe_make(&mut self, at: u64, data: &[u8], lose_all: bool) -> bool {
         match if lose_all { 9 } else { self.rng.below(10) } {
-            0..3 => put(&mut self.pages, at, data),
+            0..3 => {
+                put(&mut self.pages, at, data);
+                return true;
+            }
             3..6 => {
                 self.faults.reached(FaultKind::UnflushedTorn);
                 if self.rng.below(2) == 0 {
@@ -314,6 +326,7 @@ impl Media {
             }
             _ => self.faults.reached(FaultKind::UnflushedLost),
         }
+        false
     }
 
     fn copy(&self, at: u64, len: u32) -> Buf {
@@ -371,6 +384,8 @@ impl SimDisk {
             slow_factor: 1,
             hung: false,
             gone: false,
+            misplaced: false,
+            wipes: 0,
             rng,
             faults,
             counts: DiskCounts::default(),
@@ -630,12 +645,26 @@ impl SimDisk {
         b.lose_unflushed(false);
         std::mem::swap(&mut a.pages, &mut b.pages);
         std::mem::swap(&mut a.latent, &mut b.latent);
-        a.faults.reached(FaultKind::SwappedDisks);
+        (a.misplaced, b.misplaced) = (!a.misplaced, !b.misplaced);
+        if a.misplaced {
+            a.faults.reached(FaultKind::SwappedDisks);
+        }
+    }
+
+    /// Whether it holds what another one should.
+    pub fn is_misplaced(&self) -> bool {
+        self.0.borrow().misplaced
+    }
+
+    /// How often it was made empty.
+    pub fn wipes(&self) -> u32 {
+        self.0.borrow().wipes
     }
 
     /// Makes it empty.
     pub fn wipe(&self) {
         let mut media = self.0.borrow_mut();
+        media.wipes += 1;
         media.pages.clear();
         media.base.clear();
         media.unflushed.clear();

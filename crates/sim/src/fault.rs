@@ -8,6 +8,7 @@
 //! push another host's copies out; the other runs may do anything to any host that keeps what a
 //! medium has accepted as durable.
 
+use crate::activity::{Activities, Activity};
 use crate::rng::Rng;
 use atoll_world::Nanos;
 use std::cell::Cell;
@@ -105,10 +106,45 @@ kinds! {
     DirectoryStaleRead = "directory-stale-read",
     /// A watch event that came late, twice or never.
     WatchOdd = "watch-odd",
+    /// A later unflushed write outlived a power loss, an earlier one did not.
+    UnflushedReordered = "unflushed-reordered",
+    /// An empty disk in the place of one that held something.
+    DiskEmptied = "disk-emptied",
+    /// A process killed, or its power lost, while it was starting.
+    KillInRecovery = "kill-in-recovery",
+    /// A connection broke right after a packet had arrived: what is asked again arrives twice.
+    AnswerLost = "answer-lost",
+    /// A packet that overtook one sent earlier on another connection.
+    PacketOvertaken = "packet-overtaken",
+    /// A host that nobody reached and that reached nobody.
+    PartitionFull = "partition-full",
+    /// A host that could not send to another one, but hear it.
+    PartitionOneWay = "partition-one-way",
+    /// Two hosts that could not talk, others between them could.
+    PartitionPair = "partition-pair",
+    /// A wall clock that jumped.
+    ClockJump = "clock-jump",
 }
 
+/// How many kinds there were first. Each later one is drawn from a stream of its own, so that a
+/// seed does what it did before there was another kind.
+const FIRST: usize = FaultKind::WatchOdd as usize + 1;
+
+/// Kinds that are a way in which another kind shows; they are counted, not switched.
+const ASPECTS: &[FaultKind] = &[
+    FaultKind::UnflushedReordered,
+    FaultKind::PacketOvertaken,
+    FaultKind::PartitionFull,
+    FaultKind::PartitionOneWay,
+    FaultKind::PartitionPair,
+    FaultKind::ClockJump,
+];
+
 struct Inner {
+    /// By kind, then by activity.
+    cells: Vec<Cell<u64>>,
     counts: Vec<Cell<u64>>,
+    now: Cell<Activities>,
 }
 
 /// How often each fault had its effect; clones are the same.
@@ -117,7 +153,12 @@ pub struct Faults(Rc<Inner>);
 
 impl Default for Faults {
     fn default() -> Self {
-        Self(Rc::new(Inner { counts: vec![Cell::new(0); FaultKind::ALL.len()] }))
+        let kinds = FaultKind::ALL.len();
+        Self(Rc::new(Inner {
+            cells: vec![Cell::new(0); kinds * Activity::ALL.len()],
+            counts: vec![Cell::new(0); kinds],
+            now: Cell::default(),
+        }))
     }
 }
 
@@ -126,6 +167,18 @@ impl Faults {
     pub fn reached(&self, kind: FaultKind) {
         let count = &self.0.counts[kind as usize];
         count.set(count.get() + 1);
+        for activity in self.0.now.get().list() {
+            let cell = &self.0.cells[kind as usize * Activity::ALL.len() + activity as usize];
+            cell.set(cell.get() + 1);
+        }
+    }
+    /// What the cluster is at from now on.
+    pub fn set_activities(&self, now: Activities) {
+        self.0.now.set(now);
+    }
+    /// How often each kind had its effect during each activity: by kind, then by activity.
+    pub fn cells(&self) -> Vec<u64> {
+        self.0.cells.iter().map(Cell::get).collect()
     }
     /// How often.
     pub fn count(&self, kind: FaultKind) -> u64 {
@@ -152,18 +205,21 @@ impl FaultSet {
     pub const ALL: Self = Self(u64::MAX);
     /// No kind.
     pub const NONE: Self = Self(0);
+    /// What seeds did before 2026-11-22: for those that are kept since.
+    pub const FIRST: Self =
+        Self((1 << FIRST) - 1).without(FaultKind::StaleDisk).without(FaultKind::SwappedDisks);
     /// Whether it has that one.
     pub fn has(self, kind: FaultKind) -> bool {
         self.0 >> kind as u8 & 1 == 1
     }
     /// With that one too.
     #[must_use]
-    pub fn with(self, kind: FaultKind) -> Self {
+    pub const fn with(self, kind: FaultKind) -> Self {
         Self(self.0 | 1 << kind as u8)
     }
     /// Without that one.
     #[must_use]
-    pub fn without(self, kind: FaultKind) -> Self {
+    pub const fn without(self, kind: FaultKind) -> Self {
         Self(self.0 & !(1 << kind as u8))
     }
     /// The kinds in it.
@@ -242,6 +298,8 @@ pub struct NetRates {
     pub damaged: u32,
     /// It waits 1 to 1000 ms on its way, and what is behind it with it.
     pub delayed: u32,
+    /// The connection breaks right after it has arrived.
+    pub answer_lost: u32,
 }
 
 /// How often calls of the directory go wrong, in parts per million of calls.
@@ -280,6 +338,10 @@ pub struct Plan {
     pub event_every: Nanos,
     /// Kinds of timed events, to pick from; empty: none.
     pub events: Vec<FaultKind>,
+    /// Those that came later, with a stream of chance of their own.
+    pub later_events: Vec<FaultKind>,
+    /// More is damaged than the policy promises to survive: what is left is "refuses, never lies".
+    pub beyond: bool,
 }
 
 /// Kinds that damage what a medium had accepted.
@@ -322,6 +384,8 @@ impl Plan {
             directory: DirectoryRates::default(),
             event_every: Nanos::NEVER,
             events: Vec::new(),
+            later_events: Vec::new(),
+            beyond: false,
         }
     }
 
@@ -331,13 +395,14 @@ impl Plan {
     pub fn of_seed(seed: u64, hosts: u16, allowed: FaultSet) -> Self {
         let mut rng = Rng::named(seed, "faults");
         let mut on = FaultSet::NONE;
-        for kind in allowed.kinds() {
-            if rng.below(2) == 0 {
+        for &kind in &FaultKind::ALL[..FIRST] {
+            if rng.below(2) == 0 && allowed.has(kind) {
                 on = on.with(kind);
             }
         }
         // One run in three damages media; the others do everything else.
         let damages = rng.below(3) == 0 && MEDIUM.iter().any(|k| on.has(*k));
+        let drawn = on;
         let victim = damages.then(|| rng.below(u64::from(hosts)) as u16);
         for kind in FaultKind::ALL {
             let medium = MEDIUM.contains(kind);
@@ -369,7 +434,7 @@ impl Plan {
         let medium = DiskRates {
             read_error: rate(FaultKind::ReadError, 5_000),
             write_error: if damages { rate(FaultKind::WriteError, 300) } else { 0 },
-            flush_error: if damages { rate(FaultKind::FlushError, 300) } else { 0 },
+            flush_error: if damages { rate(FaultKind::FlushError, 300_000) } else { 0 },
             full: if damages { rate(FaultKind::DiskFull, 200) } else { 0 },
             lost: rate(FaultKind::LostWrite, 5_000),
             torn: rate(FaultKind::TornWrite, 5_000),
@@ -380,7 +445,7 @@ impl Plan {
         let disk = DiskRates {
             read_error: if damages { 0 } else { rate(FaultKind::ReadError, 2_000) },
             write_error: if damages { 0 } else { rate(FaultKind::WriteError, 300) },
-            flush_error: if damages { 0 } else { rate(FaultKind::FlushError, 300) },
+            flush_error: if damages { 0 } else { rate(FaultKind::FlushError, 300_000) },
             full: if damages { 0 } else { rate(FaultKind::DiskFull, 200) },
             slow: rate(FaultKind::DiskSlow, 5_000),
             ..DiskRates::default()
@@ -389,6 +454,7 @@ impl Plan {
             lost: rate(FaultKind::ConnectionLost, 3_000),
             damaged: rate(FaultKind::FrameDamaged, 2_000),
             delayed: rate(FaultKind::PacketDelayed, 5_000),
+            ..NetRates::default()
         };
         let directory = DirectoryRates {
             unavailable: rate(FaultKind::DirectoryUnavailable, 100_000),
@@ -406,7 +472,74 @@ impl Plan {
             }
         }
         let event_every = rng.span(Nanos::from_ms(100), Nanos::from_secs(8));
-        Self { on, victim, medium, disk, net, directory, event_every, events }
+        let later_events = Vec::new();
+        let mut plan = Self {
+            on,
+            victim,
+            medium,
+            disk,
+            net,
+            directory,
+            event_every,
+            events,
+            later_events,
+            beyond: false,
+        };
+        for &kind in &FaultKind::ALL[FIRST..] {
+            if allowed.has(kind) && !ASPECTS.contains(&kind) {
+                plan.add_later(kind, &mut Rng::named(seed, kind.name()));
+            }
+        }
+        // An older content is damage; disks in each other's place lose nothing.
+        for (kind, fits) in [(FaultKind::StaleDisk, damages), (FaultKind::SwappedDisks, true)] {
+            plan.on = plan.on.without(kind);
+            if drawn.has(kind) && fits {
+                plan.on = plan.on.with(kind);
+                plan.later_events.push(kind);
+            }
+        }
+        plan
+    }
+
+    /// Perhaps switches a kind on that came later.
+    fn add_later(&mut self, kind: FaultKind, rng: &mut Rng) {
+        // Those that cost the victim its disk or push other hosts' copies out have their runs.
+        let fits = match kind {
+            FaultKind::DiskEmptied => self.victim.is_some(),
+            FaultKind::AnswerLost => self.victim.is_none(),
+            _ => true,
+        };
+        if rng.below(2) == 0 || !fits {
+            return;
+        }
+        self.on = self.on.with(kind);
+        let rate = |rng: &mut Rng, most: u64| rng.span(Nanos(20), Nanos(most)).0 as u32;
+        match kind {
+            FaultKind::AnswerLost => self.net.answer_lost = rate(rng, 3_000),
+            _ => self.later_events.push(kind),
+        }
+    }
+
+    /// Media of all hosts damaged, and nothing else that could hide it: beyond any promise but
+    /// that what is returned is right. Only damage that leaves a trace: what every copy of a block
+    /// has lost without one, nobody can know of.
+    pub fn beyond(seed: u64) -> Self {
+        let mut rng = Rng::named(seed, "beyond");
+        let mut plan = Self { beyond: true, ..Self::calm() };
+        for kind in [FaultKind::BitFlip, FaultKind::LatentSector] {
+            plan.on = plan.on.with(kind);
+            plan.events.push(kind);
+        }
+        plan.disk.read_error = rng.below(20_000) as u32;
+        plan.disk.misdirected_read = rng.below(5_000) as u32;
+        for kind in [FaultKind::DiskHang, FaultKind::ShortPause, FaultKind::LongPause] {
+            if rng.below(2) == 0 {
+                plan.on = plan.on.with(kind);
+                plan.events.push(kind);
+            }
+        }
+        plan.event_every = rng.span(Nanos::from_ms(20), Nanos::from_secs(1));
+        plan
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`rig`] | the machines of a cluster and what befalls them |
 //! | [`workload`], [`pattern`], [`checker`] | clients, what they write, whether it was one disk |
 //! | [`trace`] | what happened, and its hash |
+//! | [`activity`] | what the cluster is at when a fault has its effect |
 //! | [`cluster`] | the real node on those machines, its volumes and what must hold of them |
 //! | [`storage`], [`ideal`] | what a host keeps its components on |
 //! | [`scenario`] | one story, told in a text file with its expected trace |
@@ -22,6 +23,8 @@
 //!
 //! Absent here: the operating system's clock, entropy, threads and files.
 
+pub mod activity;
+mod admin;
 pub mod checker;
 pub mod clock;
 pub mod cluster;

@@ -103,6 +103,8 @@ struct Link {
     slow: u64,
     /// What was sent over it while it is slow keeps it busy until then.
     busy: Nanos,
+    /// The latest arrival of what was sent over it on any connection.
+    latest: Nanos,
 }
 
 struct Inner {
@@ -148,7 +150,15 @@ impl Fabric {
             rng: RefCell::new(rng),
             profile,
             ports: RefCell::new((0..hosts).map(port).collect()),
-            links: RefCell::new(vec![Link { cut: false, slow: 1, busy: Nanos::ZERO }; n * n]),
+            links: RefCell::new(vec![
+                Link {
+                    cut: false,
+                    slow: 1,
+                    busy: Nanos::ZERO,
+                    latest: Nanos::ZERO
+                };
+                n * n
+            ]),
             pairs: RefCell::default(),
             next: Cell::new(0),
             rates: Cell::default(),
@@ -296,6 +306,12 @@ impl Pair {
             let mut to = self.sides[side].borrow_mut();
             let at = arrival.max(to.last_arrival);
             to.last_arrival = at;
+            let link = self.fabric.link_index(self.hosts[1 - side], self.hosts[side]);
+            let latest = &mut self.fabric.0.links.borrow_mut()[link].latest;
+            if at < *latest && matches!(flight, Flight::Packet(_)) {
+                self.fabric.0.faults.reached(FaultKind::PacketOvertaken);
+            }
+            *latest = (*latest).max(at);
             to.wire.push_back((at, flight));
             at
         };
@@ -536,8 +552,17 @@ impl Conn for SimConn {
                 flight = Some(Flight::Garbage);
             }
         }
+        let answer_lost = here != there && rng.happens(rates.answer_lost);
         drop(rng);
         pair.fly(1 - side, arrival, flight.unwrap_or(Flight::Packet(packet)));
+        if answer_lost {
+            fabric.faults.reached(FaultKind::AnswerLost);
+            // Right behind it: its receiver may carry it out, nobody hears that it has.
+            pair.fly(*side, arrival, Flight::Reset);
+            let (broken, there) = (pair.clone(), 1 - side);
+            let after = arrival + Nanos::from_ms(1);
+            fabric.executor.call_at(after, move || broken.fly(there, after, Flight::Reset));
+        }
         Ok(())
     }
 

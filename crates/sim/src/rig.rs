@@ -90,6 +90,8 @@ struct Inner {
     damages: Cell<u32>,
     /// A disk has failed an operation for good: programs need a restart after healing.
     restart_after: Cell<bool>,
+    /// Disks in each other's place, by host and number.
+    swapped: RefCell<Vec<[(u16, usize); 2]>>,
 }
 
 /// The machines; clones are the same.
@@ -134,6 +136,7 @@ impl Rig {
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
             restart_after: Cell::new(false),
+            swapped: RefCell::default(),
         }))
     }
 
@@ -300,7 +303,8 @@ impl Rig {
                 disk.set_rates(rates);
             }
         }
-        self.0.restart_after.set(FAILING.iter().any(|k| plan.on.has(*k)));
+        // Beyond the promise a host that recovers from a damaged log could not know what it lost.
+        self.0.restart_after.set(!plan.beyond && FAILING.iter().any(|k| plan.on.has(*k)));
     }
 
     /// Lets the plan's events happen until [`Rig::heal`].
@@ -323,6 +327,127 @@ impl Rig {
             let victim = plan.victim;
             self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));
         }
+    }
+
+    /// Lets those of the plan's events happen that came later; see [`Rig::befall`].
+    pub async fn befall_later(self, plan: Plan) {
+        if plan.later_events.is_empty() {
+            return;
+        }
+        let mut rng = Rng::named(self.0.seed, "what befalls later");
+        let mut left = self.0.damages.get().min(4);
+        while !self.0.healed.get() && left > 0 {
+            let next = rng.span(plan.event_every / 4, plan.event_every * 4);
+            self.wait(next).await;
+            if self.0.healed.get() {
+                return;
+            }
+            left -= 1;
+            let kind = *rng.pick(&plan.later_events);
+            let any = rng.below(u64::from(self.hosts())) as u16;
+            let host = plan.victim.unwrap_or(any);
+            let mut rng = Rng::named(rng.next(), "one event");
+            match kind {
+                FaultKind::StaleDisk => self.put_clone_back(host, &mut rng).await,
+                FaultKind::DiskEmptied => self.empty_disks(host, &mut rng).await,
+                FaultKind::SwappedDisks => {
+                    self.swap_disks(host, plan.victim.is_none(), &mut rng).await;
+                }
+                FaultKind::KillInRecovery => self.kill_in_recovery(host, &mut rng).await,
+                _ => {}
+            }
+        }
+    }
+
+    /// Its disks are cloned while it runs; later the clones are in their place.
+    async fn put_clone_back(&self, host: u16, rng: &mut Rng) {
+        let disks = self.disks(host);
+        let wipes: u32 = disks.iter().map(SimDisk::wipes).sum();
+        let clones: Vec<_> = disks.iter().map(SimDisk::image).collect();
+        self.wait(rng.span(Nanos::from_ms(20), Nanos::from_secs(8))).await;
+        if self.0.healed.get() || disks.iter().map(SimDisk::wipes).sum::<u32>() != wipes {
+            return;
+        }
+        self.kill(host, false);
+        self.say(Some(host), "an older clone of its disks is put in".into());
+        for (disk, clone) in disks.iter().zip(clones) {
+            disk.restore(clone);
+        }
+        self.wait(rng.span(Nanos::from_ms(5), Nanos::from_secs(5))).await;
+        self.start_unless_healed(host);
+    }
+
+    async fn empty_disks(&self, host: u16, rng: &mut Rng) {
+        self.kill(host, true);
+        self.say(Some(host), "empty disks are put in".into());
+        self.disks(host).iter().for_each(SimDisk::wipe);
+        self.reached(FaultKind::DiskEmptied);
+        self.wait(rng.span(Nanos::from_ms(5), Nanos::from_secs(5))).await;
+        self.start_unless_healed(host);
+    }
+
+    /// Two disks of one host change places, or (with one disk a host, if `across` is allowed) two
+    /// hosts get each other's; later they are put right.
+    async fn swap_disks(&self, host: u16, across: bool, rng: &mut Rng) {
+        let count = self.disks(host).len();
+        let pair = if count > 1 {
+            let first = rng.below(count as u64) as usize;
+            [(host, first), (host, (first + 1) % count)]
+        } else if across {
+            [(host, 0), ((host + 1) % self.hosts(), 0)]
+        } else {
+            return;
+        };
+        if pair.iter().any(|&(h, d)| self.disks(h)[d].is_misplaced()) {
+            return;
+        }
+        self.exchange(pair);
+        self.0.swapped.borrow_mut().push(pair);
+        for (h, _) in pair {
+            self.start(h);
+        }
+        self.wait(rng.span(Nanos::from_ms(50), Nanos::from_secs(10))).await;
+        if !self.0.healed.get() {
+            self.put_right();
+            for (h, _) in pair {
+                self.start(h);
+            }
+        }
+    }
+
+    fn exchange(&self, [a, b]: [(u16, usize); 2]) {
+        for (host, _) in [a, b] {
+            self.kill(host, true);
+        }
+        self.say(Some(a.0), format!("its disk {} and disk {} of h{} change places", a.1, b.1, b.0));
+        self.disks(a.0)[a.1].swap(&self.disks(b.0)[b.1]);
+    }
+
+    fn put_right(&self) {
+        for pair in self.0.swapped.take() {
+            self.exchange(pair);
+        }
+    }
+
+    /// Again and again, before it is up.
+    async fn kill_in_recovery(&self, host: u16, rng: &mut Rng) {
+        let power = rng.below(2) == 0;
+        self.kill(host, power);
+        for _ in 0..rng.within(1, 4) {
+            self.wait(rng.span(Nanos::from_ms(1), Nanos::from_ms(500))).await;
+            self.start_unless_healed(host);
+            let Some(life) = self.life(host) else { return };
+            let (rig, power) = (self.clone(), rng.below(2) == 0);
+            let polls = rng.span(Nanos(1), Nanos(400)).0;
+            self.0.executor.trap(life, polls, move || {
+                if !rig.0.healed.get() && rig.life(host) == Some(life) {
+                    rig.reached(FaultKind::KillInRecovery);
+                    rig.kill(host, power);
+                }
+            });
+            self.wait(rng.span(Nanos::from_ms(10), Nanos::from_secs(1))).await;
+        }
+        self.start_unless_healed(host);
     }
 
     fn reached(&self, kind: FaultKind) {
@@ -399,6 +524,7 @@ impl Rig {
                 let clock = &self.0.hosts[usize::from(host)].clock;
                 clock.set_rate(self.0.executor.now(), ppm);
                 clock.jump_wall(jump);
+                self.reached(FaultKind::ClockJump);
             }
             FaultKind::CpuStarved => {
                 self.reached(kind);
@@ -450,7 +576,8 @@ impl Rig {
                 self.0.directory.set_down(false);
             }
             FaultKind::BitFlip | FaultKind::LatentSector => {
-                let Some(victim) = victim else { return };
+                // Without one, no host's media are spared: beyond the promise.
+                let victim = victim.unwrap_or(host);
                 if self.0.damages.get() == 0 {
                     return;
                 }
@@ -475,6 +602,7 @@ impl Rig {
         let span = rng.span(Nanos::from_ms(50), Nanos::from_secs(20));
         match rng.below(4) {
             0 => {
+                self.reached(FaultKind::PartitionFull);
                 self.say(Some(host), "isolated".into());
                 self.isolate(host, true);
                 self.wait(span).await;
@@ -482,6 +610,7 @@ impl Rig {
                 self.isolate(host, false);
             }
             1 => {
+                self.reached(FaultKind::PartitionOneWay);
                 self.say(Some(host), format!("cannot send to h{other}"));
                 self.0.fabric.set_cut(host, other, true);
                 self.wait(span).await;
@@ -496,6 +625,7 @@ impl Rig {
                 self.0.directory.set_cut(host, false);
             }
             _ => {
+                self.reached(FaultKind::PartitionPair);
                 self.say(Some(host), format!("and h{other} cannot talk"));
                 for cut in [true, false] {
                     self.0.fabric.set_cut(host, other, cut);
@@ -523,6 +653,7 @@ impl Rig {
         self.0.fabric.set_rates(NetRates::default());
         self.0.directory.set_rates(Default::default());
         self.0.directory.set_down(false);
+        self.put_right();
         for host in 0..self.hosts() {
             self.isolate(host, false);
             for other in 0..self.hosts() {

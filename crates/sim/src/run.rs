@@ -40,6 +40,10 @@ pub struct Options {
     pub trace: bool,
     /// Run each seed twice and compare the trace hashes.
     pub twice: bool,
+    /// What seeds do since 2026-11-22, each by chance: an administrator at work, early destage.
+    pub features: bool,
+    /// Media of all hosts are damaged: what is left is "refuses, never lies".
+    pub beyond: bool,
     /// On the ideal store: whatever is found then is not the store's.
     pub ideal_store: bool,
 }
@@ -53,6 +57,8 @@ impl Default for Options {
             polls_max: POLLS_MAX,
             trace: false,
             twice: false,
+            features: true,
+            beyond: false,
             ideal_store: false,
         }
     }
@@ -69,6 +75,8 @@ pub struct Outcome {
     pub violations: Vec<String>,
     /// How often each fault had its effect, in order of [`FaultKind::ALL`].
     pub faults: Vec<u64>,
+    /// And during which activity: see [`crate::activity::table`].
+    pub cells: Vec<u64>,
     /// Virtual time that passed.
     pub virtual_time: Nanos,
     /// Operations of clients, and how many of them were answered.
@@ -107,22 +115,33 @@ fn once(seed: u64, options: &Options) -> Outcome {
     };
     let rig = Rig::new(seed, spec, trace.clone());
     rig.executor().set_polls_max(options.polls_max);
-    let plan = Plan::of_seed(seed, hosts, options.faults);
+    let plan = match options.beyond {
+        true => Plan::beyond(seed),
+        false => Plan::of_seed(seed, hosts, options.faults),
+    };
     trace.fact(Nanos::ZERO, None, "plan", format!("{spec:?} {plan:?}"));
-    let cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
+    let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
+    cluster.administered &= options.features && !options.beyond;
     trace.fact(Nanos::ZERO, None, "plan", format!("{cluster:?}"));
     let (violations, ops) = if options.ideal_store {
         let storage = IdealStorage::new(rig.executor(), hosts, seed);
         drive(&rig, plan, cluster, storage)
     } else {
         let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
-        drive(&rig, plan, cluster, RealStorage::new(log_bytes))
+        let mut storage = RealStorage::new(log_bytes);
+        let mut pace = Rng::named(seed, "pace");
+        if options.features && pace.below(2) == 0 {
+            let idle = pace.span(Nanos::from_ms(1), Nanos::from_ms(500));
+            storage = storage.destaging(pace.below(24) as u8, idle);
+        }
+        drive(&rig, plan, cluster, storage)
     };
     let outcome = Outcome {
         seed,
         hash: trace.hash(),
         violations,
         faults: rig.faults().counts(),
+        cells: rig.faults().cells(),
         virtual_time: rig.executor().now(),
         ops,
         polls: rig.executor().polls(),
@@ -177,6 +196,8 @@ pub struct Report {
     pub failed: Vec<(u64, String)>,
     /// Faults that had their effect, by kind.
     pub faults: Vec<u64>,
+    /// The same, by kind and activity.
+    pub cells: Vec<u64>,
     /// Virtual time.
     pub virtual_time: Nanos,
     /// Operations of clients.
@@ -194,6 +215,10 @@ impl Report {
         }
         self.faults.resize(FaultKind::ALL.len(), 0);
         for (sum, n) in self.faults.iter_mut().zip(&outcome.faults) {
+            *sum += n;
+        }
+        self.cells.resize(outcome.cells.len(), 0);
+        for (sum, n) in self.cells.iter_mut().zip(&outcome.cells) {
             *sum += n;
         }
         self.virtual_time += outcome.virtual_time;

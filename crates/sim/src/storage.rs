@@ -10,7 +10,7 @@ use atoll_format::id::GroupId;
 use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
 use atoll_format::superblock::Shape;
 use atoll_store::{FormatSpec, OpenSpec, Store, check, format_group};
-use atoll_world::{Components, Disk};
+use atoll_world::{Components, Disk, Nanos};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -73,6 +73,7 @@ impl Storage for IdealStorage {
 #[derive(Clone)]
 pub struct RealStorage {
     log_bytes: u64,
+    spec: OpenSpec,
     hosts: Rc<RefCell<BTreeMap<u16, HostState>>>,
 }
 
@@ -91,7 +92,17 @@ const ATTEMPTS_MAX: u32 = 30;
 impl RealStorage {
     /// Disk groups with that much log, formatted when their hosts start for the first time.
     pub fn new(log_bytes: u64) -> Self {
-        Self { log_bytes, hosts: Rc::default() }
+        let spec = OpenSpec { cluster: Some(CLUSTER), ..OpenSpec::default() };
+        Self { log_bytes, spec, hosts: Rc::default() }
+    }
+
+    /// With blocks that move home early: when the log is so full (in 1/256), and when nothing was
+    /// written for so long.
+    #[must_use]
+    pub fn destaging(mut self, destage_at: u8, idle: Nanos) -> Self {
+        self.spec.destage_at = Some(destage_at);
+        self.spec.idle_destage = Some(idle);
+        self
     }
 }
 
@@ -109,7 +120,8 @@ impl Storage for RealStorage {
             _ => (Shape::AllFlash, GroupShape::AllFlash),
         };
         let mut state = self.hosts.borrow().get(&host).copied().unwrap_or_default();
-        if state.refused >= ATTEMPTS_MAX && !disks.iter().any(SimDisk::is_gone) {
+        let is_elsewhere = |disk: &SimDisk| disk.is_gone() || disk.is_misplaced();
+        if state.refused >= ATTEMPTS_MAX && !disks.iter().any(is_elsewhere) {
             // What an administrator does: other hosts have everything.
             disks.iter().for_each(SimDisk::wipe);
             let replaced = state.replaced + 1;
@@ -129,10 +141,10 @@ impl Storage for RealStorage {
             state.formatted = true;
             self.hosts.borrow_mut().insert(host, state);
         }
-        let spec = OpenSpec { cluster: Some(CLUSTER), ..OpenSpec::default() };
-        let opened = Store::open(world, disks.clone(), spec).await.map_err(|e| e.to_string());
+        let opened =
+            Store::open(world, disks.clone(), self.spec.clone()).await.map_err(|e| e.to_string());
         // A device that hangs or is away is waited for.
-        let away = disks.iter().any(SimDisk::is_gone)
+        let away = disks.iter().any(is_elsewhere)
             || opened.as_ref().is_err_and(|why| why.contains("did not return"));
         state.refused = match &opened {
             Ok(_) => 0,

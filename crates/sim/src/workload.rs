@@ -2,7 +2,8 @@
 //!
 //! Invariant: every write has a tag of its own, for the whole run.
 
-use crate::checker::{History, Kind};
+use crate::activity::{Activities, Activity};
+use crate::checker::{History, Kind, OpIndex};
 use crate::executor::Executor;
 use crate::pattern::{self, SECTOR, Tag};
 use crate::rng::Rng;
@@ -65,6 +66,8 @@ struct Inner {
     stop: Cell<bool>,
     ops_left: Cell<u64>,
     running: Cell<u32>,
+    writing: Cell<u32>,
+    clearing: Cell<u32>,
     errors: Cell<u64>,
     /// Bytes that no write can have made: a wrong byte was returned.
     wrong: RefCell<Vec<String>>,
@@ -82,6 +85,8 @@ impl Book {
             stop: Cell::new(false),
             ops_left: Cell::new(ops),
             running: Cell::new(0),
+            writing: Cell::new(0),
+            clearing: Cell::new(0),
             errors: Cell::new(0),
             wrong: RefCell::default(),
         }))
@@ -102,6 +107,11 @@ impl Book {
     /// Clients that are at work.
     pub fn running(&self) -> u32 {
         self.0.running.get()
+    }
+    /// Adds what is going on.
+    pub fn add_to(&self, now: &mut Activities) {
+        now.add(Activity::Write, self.0.writing.get() > 0);
+        now.add(Activity::Discard, self.0.clearing.get() > 0);
     }
     /// Operations that failed.
     pub fn errors(&self) -> u64 {
@@ -166,6 +176,17 @@ impl Book {
         tag
     }
 
+    /// A range is about to become zeros by other means than a client's.
+    pub fn cleared_from(&self, first: u64, sectors: u32) -> OpIndex {
+        let client = u32::MAX;
+        self.0.history.borrow_mut().call(client, Kind::Zero, first, sectors, self.now())
+    }
+
+    /// Now it is.
+    pub fn ended(&self, op: OpIndex) {
+        self.0.history.borrow_mut().done(op, self.now());
+    }
+
     /// Writes, or clears, a range (first sector, sectors) and writes down how it ended.
     ///
     /// # Errors
@@ -182,6 +203,8 @@ impl Book {
         let history = &self.0.history;
         let (at, len) = (first * SECTOR as u64, u64::from(sectors) * SECTOR as u64);
         let op = history.borrow_mut().call(client, kind.clone(), first, sectors, self.now());
+        let count = if matches!(kind, Kind::Write(_)) { &self.0.writing } else { &self.0.clearing };
+        let _counted = Counted::new(count);
         let result = match (kind, how) {
             (Kind::Write(tag), _) => {
                 volume.write(at, cut(pattern::fill(tag, first, sectors), rng)).await
@@ -281,6 +304,22 @@ fn cut(data: Buf, rng: &mut Rng) -> Vec<Buf> {
     }
     pieces.push(rest);
     pieces
+}
+
+/// One more, until it is dropped.
+struct Counted<'a>(&'a Cell<u32>);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a Cell<u32>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 struct Running(Book);
