@@ -5,7 +5,7 @@
 //! ticket, so that a write that had been applied is answered, not applied twice (R21). While no
 //! owner can be had, I/O is held, then fails.
 
-use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, RETRY_EVERY};
+use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, READ_DEADLINE, RETRY_EVERY};
 use crate::message::{ClientIo, ClientRequest, Reply, Request, client_crcs};
 use crate::objects::{Objects, Route};
 use crate::owner::Fail;
@@ -178,7 +178,16 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         Route::Local(_) => None,
                         Route::Remote(host) => Some(*host),
                     };
-                    let attempted = attempt(route, retry).await;
+                    let world = self.world();
+                    // A little longer than the owner itself holds what it can name the reason of. An
+                    // operation that it has begun goes on; nobody waits for it any more.
+                    let patience = until + READ_DEADLINE;
+                    let attempted = world.timeout_at(patience, attempt(route, retry)).await;
+                    let Ok(attempted) = attempted else {
+                        sometimes!("client.held_too_long_by_its_owner");
+                        let why = "too few of its copies answer".to_string();
+                        return Err(VolumeError::TimedOut(why));
+                    };
                     if !matches!(attempted, Attempt::Answered(_) | Attempt::Again) {
                         objects.forget_route(self.0.id);
                     }

@@ -26,7 +26,7 @@ use atoll_node::{Node, NodeConfig};
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::Components;
 use atoll_world::directory::{Change, Txn};
-use atoll_world::volume::Volumes;
+use atoll_world::volume::{VolumeError, Volumes};
 use atoll_world::{Nanos, World};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -559,6 +559,10 @@ impl<T: Storage> Cluster<T> {
                 for first in (0..size / SECTOR as u64).step_by(8) {
                     if let Err(error) = self.0.books[v].read(&volume, client, first, 8).await {
                         self.say(Some(host), format!("v{v} sector {first}: {error}"));
+                        // Held for as long as allowed; the others would be, too.
+                        if matches!(error, VolumeError::TimedOut(_)) {
+                            break;
+                        }
                     }
                 }
             }
