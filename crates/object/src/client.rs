@@ -179,7 +179,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         Route::Remote(host) => Some(*host),
                     };
                     let world = self.world();
-                    // A little longer than the owner itself holds what it can name the reason of. An
+                    // A little longer than the owner holds what it can name the reason of. An
                     // operation that it has begun goes on; nobody waits for it any more.
                     let patience = until + READ_DEADLINE;
                     let attempted = world.timeout_at(patience, attempt(route, retry)).await;
