@@ -60,12 +60,10 @@ fn main() {
         }
         time.is_none_or(|t| began.elapsed() < t)
     });
+    let seconds = began.elapsed().as_secs_f64();
+    print!("{}", report.table());
+    println!("{:.0} polls/s, {}", report.polls as f64 / seconds, report.pace(seconds));
     println!("{report}");
-    println!(
-        "{:?}, {:.0} polls/s",
-        began.elapsed(),
-        report.polls as f64 / began.elapsed().as_secs_f64()
-    );
     std::process::exit(i32::from(!report.failed.is_empty()));
 }
 

@@ -446,7 +446,10 @@ impl<T: Storage> Cluster<T> {
         self.0.clients_on.set(true);
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
-        let calm_at = self.executor().now() + TROUBLE_MAX;
+        if !plan.later.is_empty() {
+            self.executor().spawn(harness, rig.clone().change_rates(plan.clone()));
+        }
+        let calm_at = (self.executor().now() + TROUBLE_MAX).min(plan.part.until);
         while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
             self.wait(Nanos::from_ms(50)).await;
         }

@@ -8,9 +8,10 @@
 //! push another host's copies out; the other runs may do anything to any host that keeps what a
 //! medium has accepted as durable.
 
-use crate::rng::Rng;
+use crate::part::Part;
+use crate::rng::{MUTED, Rng};
 use atoll_world::Nanos;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
@@ -107,8 +108,12 @@ kinds! {
     WatchOdd = "watch-odd",
 }
 
+/// Hears of each fault that has its effect.
+type Observer = dyn Fn(FaultKind);
+
 struct Inner {
     counts: Vec<Cell<u64>>,
+    observer: RefCell<Option<Rc<Observer>>>,
 }
 
 /// How often each fault had its effect; clones are the same.
@@ -117,7 +122,10 @@ pub struct Faults(Rc<Inner>);
 
 impl Default for Faults {
     fn default() -> Self {
-        Self(Rc::new(Inner { counts: vec![Cell::new(0); FaultKind::ALL.len()] }))
+        Self(Rc::new(Inner {
+            counts: vec![Cell::new(0); FaultKind::ALL.len()],
+            observer: RefCell::default(),
+        }))
     }
 }
 
@@ -126,6 +134,13 @@ impl Faults {
     pub fn reached(&self, kind: FaultKind) {
         let count = &self.0.counts[kind as usize];
         count.set(count.get() + 1);
+        if let Some(observer) = &*self.0.observer.borrow() {
+            observer(kind);
+        }
+    }
+    /// Calls that at every fault from now on. It must not reach a fault itself.
+    pub fn observe(&self, observer: impl Fn(FaultKind) + 'static) {
+        *self.0.observer.borrow_mut() = Some(Rc::new(observer));
     }
     /// How often.
     pub fn count(&self, kind: FaultKind) -> u64 {
@@ -280,6 +295,10 @@ pub struct Plan {
     pub event_every: Nanos,
     /// Kinds of timed events, to pick from; empty: none.
     pub events: Vec<FaultKind>,
+    /// What of all that is carried out.
+    pub part: Part,
+    /// What the rates become, and when: a part may have a kind for a while only.
+    pub later: Vec<(Nanos, Plan)>,
 }
 
 /// Kinds that damage what a medium had accepted.
@@ -322,6 +341,8 @@ impl Plan {
             directory: DirectoryRates::default(),
             event_every: Nanos::NEVER,
             events: Vec::new(),
+            part: Part::default(),
+            later: Vec::new(),
         }
     }
 
@@ -329,6 +350,16 @@ impl Plan {
     /// one half, with a rate of its own, so that over many seeds every combination is met, also
     /// those in which a frequent fault would hide a rare one.
     pub fn of_seed(seed: u64, hosts: u16, allowed: FaultSet) -> Self {
+        Self::of_seed_muting(seed, hosts, allowed, FaultSet::NONE)
+    }
+
+    /// The same with the rates of the kinds in `muted` [`MUTED`].
+    pub(crate) fn of_seed_muting(
+        seed: u64,
+        hosts: u16,
+        allowed: FaultSet,
+        muted: FaultSet,
+    ) -> Self {
         let mut rng = Rng::named(seed, "faults");
         let mut on = FaultSet::NONE;
         for kind in allowed.kinds() {
@@ -364,7 +395,11 @@ impl Plan {
         }
         let mut rate = |kind: FaultKind, most: u64| {
             let ppm = rng.span(Nanos(20), Nanos(most)).0 as u32;
-            if on.has(kind) { ppm } else { 0 }
+            match (on.has(kind), muted.has(kind)) {
+                (true, true) => ppm | MUTED,
+                (true, false) => ppm,
+                (false, _) => 0,
+            }
         };
         let medium = DiskRates {
             read_error: rate(FaultKind::ReadError, 5_000),
@@ -406,7 +441,8 @@ impl Plan {
             }
         }
         let event_every = rng.span(Nanos::from_ms(100), Nanos::from_secs(8));
-        Self { on, victim, medium, disk, net, directory, event_every, events }
+        let (part, later) = (Part::default(), Vec::new());
+        Self { on, victim, medium, disk, net, directory, event_every, events, part, later }
     }
 }
 

@@ -60,6 +60,19 @@ pub struct RigSpec {
     pub net: NetProfile,
 }
 
+/// An event of the plan that took place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Befallen {
+    /// Counts the seed's events from 1, those left out included.
+    pub number: u32,
+    /// When.
+    pub at: Nanos,
+    /// What.
+    pub kind: FaultKind,
+    /// On which host, if it is about one.
+    pub host: u16,
+}
+
 /// Told of a host whose program has ended: its number.
 type Death = dyn Fn(u16);
 
@@ -90,6 +103,7 @@ struct Inner {
     damages: Cell<u32>,
     /// A disk has failed an operation for good: programs need a restart after healing.
     restart_after: Cell<bool>,
+    befallen: RefCell<Vec<Befallen>>,
 }
 
 /// The machines; clones are the same.
@@ -134,6 +148,7 @@ impl Rig {
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
             restart_after: Cell::new(false),
+            befallen: RefCell::default(),
         }))
     }
 
@@ -303,12 +318,29 @@ impl Rig {
         self.0.restart_after.set(FAILING.iter().any(|k| plan.on.has(*k)));
     }
 
+    /// The plan's events that took place.
+    pub fn befallen(&self) -> Vec<Befallen> {
+        self.0.befallen.borrow().clone()
+    }
+
+    /// Changes the rates at the plan's moments, until [`Rig::heal`].
+    pub async fn change_rates(self, plan: Plan) {
+        for (at, later) in &plan.later {
+            self.0.executor.sleep_until(*at).await;
+            if self.0.healed.get() {
+                return;
+            }
+            self.set_rates(later);
+        }
+    }
+
     /// Lets the plan's events happen until [`Rig::heal`].
     pub async fn befall(self, plan: Plan) {
         if plan.events.is_empty() {
             return;
         }
         let mut rng = Rng::named(self.0.seed, "what befalls");
+        let mut number = 0;
         while !self.0.healed.get() {
             let next = rng.span(plan.event_every / 8, plan.event_every * 2);
             self.wait(next).await;
@@ -321,6 +353,13 @@ impl Rig {
             let host = plan.victim.unwrap_or(any);
             let (rig, rng) = (self.clone(), Rng::named(rng.next(), "one event"));
             let victim = plan.victim;
+            number += 1;
+            if !plan.part.has_event(number, kind) {
+                continue;
+            }
+            let at = self.0.executor.now();
+            self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+            self.say(Some(host), format!("event {number}: {}", kind.name()));
             self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));
         }
     }
@@ -390,6 +429,7 @@ impl Rig {
                 self.wait(down).await;
                 self.0.fabric.set_slow(host, other, 1);
                 self.0.fabric.set_slow(other, host, 1);
+                self.say(Some(host), format!("link to h{other} as fast as before"));
             }
             FaultKind::ClockRate => {
                 self.reached(kind);
@@ -408,6 +448,7 @@ impl Rig {
                 cpu.set_starved(factor);
                 self.wait(down).await;
                 cpu.set_starved(1);
+                self.say(Some(host), "core as fast as before".into());
             }
             FaultKind::DiskHang | FaultKind::DiskGone | FaultKind::DiskSlow => {
                 let disk = rng.pick(self.disks(host)).clone();
@@ -438,6 +479,7 @@ impl Rig {
                         self.say(Some(host), format!("{} {factor} times as slow", disk.name()));
                         disk.set_slow(factor);
                         self.wait(down).await;
+                        self.say(Some(host), format!("{} as fast as before", disk.name()));
                         disk.set_slow(1);
                     }
                 }
