@@ -178,7 +178,7 @@ fn facts(
     };
     let volumes = setup.cluster.volumes.iter().enumerate().map(|(v, (bytes, policy))| {
         let (copies, width) = (policy.members(), policy.stripe_width);
-        format!("v{v}: {} MiB, {copies} copies, striped over {width}", bytes >> 20)
+        format!("v{v}: {} MiB, {copies} copies, stripe width {width}", bytes >> 20)
     });
     let at_work = (0..setup.cluster.clients.len()).filter(|c| options.part.has_client(*c)).count();
     let switched_on = setup.kinds(outcome.seed, options);
@@ -186,7 +186,7 @@ fn facts(
         (
             "machines".to_owned(),
             format!(
-                "{} hosts with {} disks each, log of {} MiB",
+                "{} hosts, disks in each: {}, log of {} MiB",
                 machines.hosts,
                 machines.disks,
                 setup.log_bytes >> 20
@@ -393,7 +393,8 @@ impl Drawing {
                 "node" => self.mark(&lane, "events", line.at, "event", short(&line.text)),
                 "directory" => self.change(line),
                 "reached" => {
-                    let (lane, text) = place(lines, i);
+                    let (lane, text) =
+                        place(lines, i).unwrap_or_else(|| self.of_trouble(&line.text));
                     self.mark(&lane, "faults", line.at, "fault", text);
                 }
                 _ => {}
@@ -459,6 +460,18 @@ impl Drawing {
         if let Some((from, class, text)) = before {
             let label = if class == "up" { String::new() } else { text.clone() };
             self.put(&format!("h{host}"), "program", Item { from, to: at, class, text, label });
+        }
+    }
+
+    /// Of effects beside which the trace says nothing: whose they are if only one host has a disk
+    /// in trouble.
+    fn of_trouble(&self, kind: &str) -> (String, String) {
+        let on_disk = |host: u16, end: &str| end.starts_with(&format!("h{host}d"));
+        let hosts = self.troubles.keys().filter_map(|(h, end)| h.filter(|h| on_disk(*h, end)));
+        let hosts: std::collections::BTreeSet<u16> = hosts.collect();
+        match (kind.starts_with("disk-"), hosts.first()) {
+            (true, Some(host)) if hosts.len() == 1 => (format!("h{host}"), kind.to_owned()),
+            _ => ("run".into(), kind.to_owned()),
         }
     }
 
@@ -672,28 +685,23 @@ impl Drawing {
 
 /// In which lane the effect of a fault is drawn, and what is said of it: the line of the trace that
 /// it stands beside says where it was.
-fn place(lines: &[Line], i: usize) -> (String, String) {
+fn place(lines: &[Line], i: usize) -> Option<(String, String)> {
     let line = &lines[i];
     let kind = line.text.as_str();
     if kind.starts_with("directory-") || kind == "watch-odd" {
-        return ("directory".into(), kind.to_owned());
+        return Some(("directory".into(), kind.to_owned()));
     }
     const NETWORK: &[&str] =
         &["connection-lost", "frame-damaged", "packet-delayed", "partition", "slow-link"];
     if NETWORK.contains(&kind) {
-        return ("network".into(), kind.to_owned());
+        return Some(("network".into(), kind.to_owned()));
     }
     let told =
         |l: &&Line| l.at == line.at && l.host.is_some() && matches!(l.layer, "disk" | "fault");
     let after = lines[i + 1..].iter().take(2).find(told);
     let beside = after.or_else(|| lines[..i].iter().rev().take(4).find(told));
-    match beside {
-        Some(beside) => {
-            let host = beside.host.expect("looked for");
-            (format!("h{host}"), format!("{kind}: {}", short(&beside.text)))
-        }
-        None => ("run".into(), kind.to_owned()),
-    }
+    let (host, text) = beside.and_then(|b| Some((b.host?, &b.text)))?;
+    Some((format!("h{host}"), format!("{kind}: {}", short(text))))
 }
 
 #[cfg(test)]
