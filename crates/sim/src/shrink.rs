@@ -279,7 +279,8 @@ pub fn faults_of(outcome: &Outcome) -> Vec<String> {
     for (kind, (count, first, last)) in effects {
         let when =
             if first == last { show(first) } else { format!("{} to {}", show(first), show(last)) };
-        lines.push((first, when, format!("{}, {count} times", kind.name())));
+        let often = if count == 1 { "once".into() } else { format!("{count} times") };
+        lines.push((first, when, format!("{}, {often}", kind.name())));
     }
     lines.sort();
     lines.into_iter().map(|(_, when, what)| format!("{when:<30} {what}")).collect()
