@@ -73,7 +73,7 @@ impl Part {
         muted
     }
 
-    /// The options of `atoll sim run` that ask for it; `on` are the kinds that the seed switches on.
+    /// The options of `atoll sim run` that ask for it; `on`: the kinds that the seed switches on.
     pub fn words(&self, on: FaultSet) -> Vec<String> {
         let mut words = Vec::new();
         let names = |kinds: Vec<FaultKind>| match kinds.is_empty() {

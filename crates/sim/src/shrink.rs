@@ -1,6 +1,6 @@
-//! From a seed that fails to the least of it that fails in the same way: fewest kinds of fault, then
-//! fewest events, the shortest time in which operations go wrong, an early end, few operations and
-//! clients.
+//! From a seed that fails to the least of it that fails in the same way: fewest kinds of fault,
+//! then fewest events, the shortest time in which operations go wrong, an early end, few
+//! operations and clients.
 //!
 //! It does not run anything itself: whoever calls does, in a process of its own if a panic is what
 //! is looked into.

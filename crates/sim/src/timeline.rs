@@ -649,8 +649,8 @@ impl Drawing {
         rows
     }
 
-    /// Everything drawn: `[name, [[row, [[from, to, class, text, label], ...]], ...]], ...`, times in
-    /// microseconds.
+    /// Everything drawn: `[name, [[row, [[from, to, class, text, label], ...]], ...]], ...`, times
+    /// in microseconds.
     fn data(&self) -> String {
         let mut classes: Vec<&'static str> = Vec::new();
         let mut lanes = Vec::new();

@@ -1,5 +1,5 @@
-//! `atoll sim`: seeds of the simulator on all cores, the replay of one, the least of one that fails,
-//! a picture of one, and long runs that remember what was worth it.
+//! `atoll sim`: seeds of the simulator on all cores, the replay of one, the least of one that
+//! fails, a picture of one, and long runs that remember what was worth it.
 //!
 //! Invariants: a seed gives the same result on whatever thread it runs; a panic names its seed,
 //! also where it ends the program.

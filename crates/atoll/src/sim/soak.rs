@@ -1,5 +1,5 @@
-//! `atoll sim soak`: fresh seeds for hours, over and over again, and a corpus of those that were the
-//! first to come by something, or failed.
+//! `atoll sim soak`: fresh seeds for hours, over and over again, and a corpus of those that were
+//! the first to come by something, or failed.
 //!
 //! Seeds run in workers, a process each (`worker`). What is known is one file, replaced as a whole.
 //!

@@ -1,5 +1,5 @@
-//! `atoll sim worker`: runs the seeds that standard input names, one a line, and answers each with a
-//! line of JSON. A soak has one for each of its jobs: marks are counted by process, and a panic
+//! `atoll sim worker`: runs the seeds that standard input names, one a line, and answers each with
+//! a line of JSON. A soak has one for each of its jobs: marks are counted by process, and a panic
 //! costs one seed.
 
 use super::one_or;
