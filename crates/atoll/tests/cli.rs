@@ -312,6 +312,12 @@ fn wrong_usage_is_exit_code_2_and_two_lines() {
         (&["status", "--check", "--watch"], "cannot be used with"),
         (&["sim", "run", "--seeds", "5..2"], "is an empty range of seeds"),
         (&["sim", "run", "--faults", "gremlins"], "--faults"),
+        (&["sim", "run", "--seeds", "7.."], "add --time 10m, or an end"),
+        (&["sim", "run", "--time", "1y"], "is not a time (examples: 30s, 10m, 2h)"),
+        (&["sim", "run", "--without", "kill"], "--seed"),
+        (&["sim", "run", "--seed", "1", "--events", "x"], "is not a list of numbers"),
+        (&["sim", "run", "--seed", "1", "--window", "kill"], "is not a window"),
+        (&["sim", "soak", "--dir", "/tmp", "--corpus", "--time", "1h"], "cannot be used with"),
         (&["dev"], "--dir <DIR>"),
         (&["dev", "--dir", "/tmp/x", "--hosts", "99"], "99 is not in 1..=16"),
     ] {
@@ -624,6 +630,86 @@ fn the_simulator_runs_and_replays_a_seed() {
     let (quiet, traced) = (hash(&[]), hash(&["--trace"]));
     assert_eq!(quiet.0, traced.0, "a trace changes nothing");
     assert!(traced.1 > quiet.1 + 100, "a trace has lines");
+}
+
+#[test]
+fn a_timed_run_ends_with_the_line_that_counts() {
+    let words = ["sim", "run", "--seeds", "5..", "--time", "1s", "--ops", "30", "--ideal-store"];
+    let done = said(program(None, &[&words[..], &["--report"]].concat()).output().unwrap());
+    let last = done.out.lines().last().unwrap();
+    let counts: Vec<&str> = last.split(", ").map(|c| c.split_once(' ').unwrap().1).collect();
+    assert_eq!(counts, ["seeds", "faults", "virtual hours", "violations"], "{last}");
+    assert_eq!(done.code, i32::from(!last.ends_with(" 0 violations")), "{}", done.out);
+    assert!(done.out.contains("virtual hours an hour, ") && done.out.contains("  kill "));
+    assert!(done.out.contains("marks not reached: "));
+    let short = said(program(None, &words).output().unwrap());
+    assert!(!short.out.contains("  kill ") && short.out.contains("(--report names them)"));
+}
+
+#[test]
+fn a_part_of_a_seed_can_be_run_and_a_sound_one_is_not_shrunk() {
+    let run = |more: &[&str]| {
+        let words = ["sim", "run", "--seed", "1", "--ops", "30", "--ideal-store", "-o", "json"];
+        let done = said(program(None, &[&words[..], more].concat()).output().unwrap());
+        let outcome: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(outcome["kind"], "SimOutcome");
+        outcome["item"].clone()
+    };
+    assert!(run(&[])["faults"].as_object().unwrap().values().any(|n| n != 0));
+    let calm = run(&["--only", "none"]);
+    assert!(calm["faults"].as_object().unwrap().values().all(|n| n == 0), "{calm}");
+    assert!(calm["events"].as_array().unwrap().is_empty());
+    let words = ["sim", "shrink", "--seed", "1", "--ops", "30", "--ideal-store", "--only", "none"];
+    let done = said(program(None, &words).output().unwrap());
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains("seed 1 finds no violation") && done.err.contains("\nhint: give it"));
+}
+
+#[test]
+fn a_run_is_drawn_as_one_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("run.html");
+    let words = |out: &Path| {
+        let words = ["sim", "timeline", "--seed", "2", "--ops", "30", "--ideal-store", "--out"];
+        said(program(None, &words).arg(out).output().unwrap())
+    };
+    let done = words(&page);
+    assert_eq!(done.code, 0, "{}", done.err);
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.starts_with("<!doctype html>") && text.contains("data-lane=\"h2\""));
+    let done = words(&dir.path().join("nowhere/run.html"));
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("nowhere/run.html") && done.err.contains("hint: --out names"));
+}
+
+#[test]
+fn a_soak_goes_on_where_it_ended_and_leaves_a_damaged_state_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let soak = |more: &[&str]| {
+        let mut command = program(None, &["sim", "soak", "-o", "json", "--jobs", "1"]);
+        said(command.arg("--dir").arg(dir.path()).args(more).output().unwrap())
+    };
+    assert!(soak(&["--corpus"]).err.contains("there is no corpus in"));
+    let item = |done: &Said| -> serde_json::Value {
+        let value: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+        value["item"].clone()
+    };
+    let first = item(&soak(&["--time", "1s", "--first", "40"]));
+    let seeds = first["seeds"].as_u64().unwrap();
+    assert_eq!(first["next"].as_u64(), Some(40 + seeds));
+    let kept = first["corpus"].as_array().unwrap();
+    assert!(kept[0]["seed"] == 40 && !kept[0]["reached"].as_array().unwrap().is_empty());
+    let second = item(&soak(&["--time", "1s"]));
+    assert!(second["seeds"].as_u64() > first["seeds"].as_u64());
+    assert_eq!(second["next"].as_u64(), Some(40 + second["seeds"].as_u64().unwrap()));
+    let again = soak(&["--corpus"]);
+    assert_eq!(item(&again)["corpus"], second["corpus"], "{}", again.err);
+    let state = dir.path().join("soak.json");
+    std::fs::write(&state, "{\"version\":1").unwrap();
+    let done = soak(&["--time", "1s"]);
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains("soak.json: damaged: ") && done.err.contains("move it away"));
+    assert_eq!(std::fs::read_to_string(&state).unwrap(), "{\"version\":1");
 }
 
 #[test]

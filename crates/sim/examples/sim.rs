@@ -63,12 +63,10 @@ fn main() {
         }
         time.is_none_or(|t| began.elapsed() < t)
     });
-    println!("{report}\n{}", atoll_sim::activity::table(&report.cells));
-    println!(
-        "{:?}, {:.0} polls/s",
-        began.elapsed(),
-        report.polls as f64 / began.elapsed().as_secs_f64()
-    );
+    let seconds = began.elapsed().as_secs_f64();
+    print!("{}", report.table());
+    println!("{:.0} polls/s, {}", report.polls as f64 / seconds, report.pace(seconds));
+    println!("{report}");
     std::process::exit(i32::from(!report.failed.is_empty()));
 }
 

@@ -70,6 +70,36 @@ pub struct Op {
     at_ns: (u64, u64),
 }
 
+/// What became of an operation, for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It was answered.
+    Done,
+    /// It was answered with an error; a change may have happened all the same.
+    Failed,
+    /// It surely had no effect.
+    Refused,
+    /// Nobody ever heard.
+    Unknown,
+}
+
+impl Op {
+    /// When it was called and, if it was, answered.
+    pub fn span_ns(&self) -> (u64, Option<u64>) {
+        (self.at_ns.0, Some(self.at_ns.1).filter(|end| *end < u64::MAX))
+    }
+
+    /// What became of it.
+    pub fn fate(&self) -> Fate {
+        match (self.end, self.span_ns().1) {
+            (End::Done(_), _) => Fate::Done,
+            (End::Nothing, _) => Fate::Refused,
+            (End::Unknown, Some(_)) => Fate::Failed,
+            (End::Unknown, None) => Fate::Unknown,
+        }
+    }
+}
+
 /// Names an operation of a history.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpIndex(usize);
@@ -146,6 +176,16 @@ impl History {
     /// It had surely no effect.
     pub fn refused(&mut self, op: OpIndex) {
         self.ops[op.0].end = End::Nothing;
+    }
+
+    /// It was answered with an error, which says nothing about what happened.
+    pub fn failed(&mut self, op: OpIndex, now_ns: u64) {
+        self.ops[op.0].at_ns.1 = now_ns;
+    }
+
+    /// All operations, in order of their calls.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
     }
 
     /// Operations so far.

@@ -9,9 +9,10 @@
 //! medium has accepted as durable.
 
 use crate::activity::{Activities, Activity};
-use crate::rng::Rng;
+use crate::part::Part;
+use crate::rng::{MUTED, Rng};
 use atoll_world::Nanos;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
@@ -139,12 +140,15 @@ const ASPECTS: &[FaultKind] = &[
     FaultKind::PartitionPair,
     FaultKind::ClockJump,
 ];
+/// Hears of each fault that has its effect.
+type Observer = dyn Fn(FaultKind);
 
 struct Inner {
     /// By kind, then by activity.
     cells: Vec<Cell<u64>>,
     counts: Vec<Cell<u64>>,
     now: Cell<Activities>,
+    observer: RefCell<Option<Rc<Observer>>>,
 }
 
 /// How often each fault had its effect; clones are the same.
@@ -158,6 +162,7 @@ impl Default for Faults {
             cells: vec![Cell::new(0); kinds * Activity::ALL.len()],
             counts: vec![Cell::new(0); kinds],
             now: Cell::default(),
+            observer: RefCell::default(),
         }))
     }
 }
@@ -171,6 +176,9 @@ impl Faults {
             let cell = &self.0.cells[kind as usize * Activity::ALL.len() + activity as usize];
             cell.set(cell.get() + 1);
         }
+        if let Some(observer) = &*self.0.observer.borrow() {
+            observer(kind);
+        }
     }
     /// What the cluster is at from now on.
     pub fn set_activities(&self, now: Activities) {
@@ -179,6 +187,10 @@ impl Faults {
     /// How often each kind had its effect during each activity: by kind, then by activity.
     pub fn cells(&self) -> Vec<u64> {
         self.0.cells.iter().map(Cell::get).collect()
+    }
+    /// Calls that at every fault from now on. It must not reach a fault itself.
+    pub fn observe(&self, observer: impl Fn(FaultKind) + 'static) {
+        *self.0.observer.borrow_mut() = Some(Rc::new(observer));
     }
     /// How often.
     pub fn count(&self, kind: FaultKind) -> u64 {
@@ -342,6 +354,10 @@ pub struct Plan {
     pub later_events: Vec<FaultKind>,
     /// More is damaged than the policy promises to survive: what is left is "refuses, never lies".
     pub beyond: bool,
+    /// What of all that is carried out.
+    pub part: Part,
+    /// What the rates become, and when: a part may have a kind for a while only.
+    pub later: Vec<(Nanos, Plan)>,
 }
 
 /// Kinds that damage what a medium had accepted.
@@ -386,6 +402,8 @@ impl Plan {
             events: Vec::new(),
             later_events: Vec::new(),
             beyond: false,
+            part: Part::default(),
+            later: Vec::new(),
         }
     }
 
@@ -393,6 +411,16 @@ impl Plan {
     /// one half, with a rate of its own, so that over many seeds every combination is met, also
     /// those in which a frequent fault would hide a rare one.
     pub fn of_seed(seed: u64, hosts: u16, allowed: FaultSet) -> Self {
+        Self::of_seed_muting(seed, hosts, allowed, FaultSet::NONE)
+    }
+
+    /// The same with the rates of the kinds in `muted` [`MUTED`].
+    pub(crate) fn of_seed_muting(
+        seed: u64,
+        hosts: u16,
+        allowed: FaultSet,
+        muted: FaultSet,
+    ) -> Self {
         let mut rng = Rng::named(seed, "faults");
         let mut on = FaultSet::NONE;
         for &kind in &FaultKind::ALL[..FIRST] {
@@ -429,7 +457,11 @@ impl Plan {
         }
         let mut rate = |kind: FaultKind, most: u64| {
             let ppm = rng.span(Nanos(20), Nanos(most)).0 as u32;
-            if on.has(kind) { ppm } else { 0 }
+            match (on.has(kind), muted.has(kind)) {
+                (true, true) => ppm | MUTED,
+                (true, false) => ppm,
+                (false, _) => 0,
+            }
         };
         let medium = DiskRates {
             read_error: rate(FaultKind::ReadError, 5_000),
@@ -484,10 +516,12 @@ impl Plan {
             events,
             later_events,
             beyond: false,
+            part: Part::default(),
+            later: Vec::new(),
         };
         for &kind in &FaultKind::ALL[FIRST..] {
             if allowed.has(kind) && !ASPECTS.contains(&kind) {
-                plan.add_later(kind, &mut Rng::named(seed, kind.name()));
+                plan.add_later(kind, muted.has(kind), &mut Rng::named(seed, kind.name()));
             }
         }
         // An older content is damage; disks in each other's place lose nothing.
@@ -502,7 +536,7 @@ impl Plan {
     }
 
     /// Perhaps switches a kind on that came later.
-    fn add_later(&mut self, kind: FaultKind, rng: &mut Rng) {
+    fn add_later(&mut self, kind: FaultKind, muted: bool, rng: &mut Rng) {
         // Those that cost the victim its disk or push other hosts' copies out have their runs.
         let fits = match kind {
             FaultKind::DiskEmptied => self.victim.is_some(),
@@ -515,7 +549,10 @@ impl Plan {
         self.on = self.on.with(kind);
         let rate = |rng: &mut Rng, most: u64| rng.span(Nanos(20), Nanos(most)).0 as u32;
         match kind {
-            FaultKind::AnswerLost => self.net.answer_lost = rate(rng, 3_000),
+            FaultKind::AnswerLost => {
+                let ppm = rate(rng, 3_000);
+                self.net.answer_lost = if muted { ppm | MUTED } else { ppm };
+            }
             _ => self.later_events.push(kind),
         }
     }

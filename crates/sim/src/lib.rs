@@ -19,6 +19,8 @@
 //! | [`storage`], [`ideal`] | what a host keeps its components on |
 //! | [`scenario`] | one story, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
+//! | [`part`], [`shrink`] | a part of what a seed does; the least that still fails |
+//! | [`timeline`] | a run as a page to look at |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
 //!
 //! Absent here: the operating system's clock, entropy, threads and files.
@@ -36,13 +38,16 @@ pub mod fault;
 pub mod ideal;
 pub mod model;
 pub mod net;
+pub mod part;
 pub mod pattern;
 
 pub mod rig;
 pub mod rng;
 pub mod run;
 pub mod scenario;
+pub mod shrink;
 pub mod storage;
+pub mod timeline;
 pub mod trace;
 pub mod workload;
 pub mod world;

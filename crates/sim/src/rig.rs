@@ -45,6 +45,9 @@ const FAILING: &[FaultKind] = &[
     FaultKind::MisdirectedWrite,
 ];
 
+/// Events that came later count from here on.
+const LATER_EVENTS: u32 = 1_000;
+
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct RigSpec {
@@ -58,6 +61,19 @@ pub struct RigSpec {
     pub disk: DiskProfile,
     /// What the network can do.
     pub net: NetProfile,
+}
+
+/// An event of the plan that took place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Befallen {
+    /// Counts the seed's events from 1, those left out included.
+    pub number: u32,
+    /// When.
+    pub at: Nanos,
+    /// What.
+    pub kind: FaultKind,
+    /// On which host, if it is about one.
+    pub host: u16,
 }
 
 /// Told of a host whose program has ended: its number.
@@ -92,6 +108,7 @@ struct Inner {
     restart_after: Cell<bool>,
     /// Disks in each other's place, by host and number.
     swapped: RefCell<Vec<[(u16, usize); 2]>>,
+    befallen: RefCell<Vec<Befallen>>,
 }
 
 /// The machines; clones are the same.
@@ -137,6 +154,7 @@ impl Rig {
             damages: Cell::new(stream("damages").within(1, 12) as u32),
             restart_after: Cell::new(false),
             swapped: RefCell::default(),
+            befallen: RefCell::default(),
         }))
     }
 
@@ -307,12 +325,29 @@ impl Rig {
         self.0.restart_after.set(!plan.beyond && FAILING.iter().any(|k| plan.on.has(*k)));
     }
 
+    /// The plan's events that took place.
+    pub fn befallen(&self) -> Vec<Befallen> {
+        self.0.befallen.borrow().clone()
+    }
+
+    /// Changes the rates at the plan's moments, until [`Rig::heal`].
+    pub async fn change_rates(self, plan: Plan) {
+        for (at, later) in &plan.later {
+            self.0.executor.sleep_until(*at).await;
+            if self.0.healed.get() {
+                return;
+            }
+            self.set_rates(later);
+        }
+    }
+
     /// Lets the plan's events happen until [`Rig::heal`].
     pub async fn befall(self, plan: Plan) {
         if plan.events.is_empty() {
             return;
         }
         let mut rng = Rng::named(self.0.seed, "what befalls");
+        let mut number = 0;
         while !self.0.healed.get() {
             let next = rng.span(plan.event_every / 8, plan.event_every * 2);
             self.wait(next).await;
@@ -325,6 +360,13 @@ impl Rig {
             let host = plan.victim.unwrap_or(any);
             let (rig, rng) = (self.clone(), Rng::named(rng.next(), "one event"));
             let victim = plan.victim;
+            number += 1;
+            if !plan.part.has_event(number, kind) {
+                continue;
+            }
+            let at = self.0.executor.now();
+            self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+            self.say(Some(host), format!("event {number}: {}", kind.name()));
             self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));
         }
     }
@@ -336,6 +378,7 @@ impl Rig {
         }
         let mut rng = Rng::named(self.0.seed, "what befalls later");
         let mut left = self.0.damages.get().min(4);
+        let mut number = LATER_EVENTS;
         while !self.0.healed.get() && left > 0 {
             let next = rng.span(plan.event_every / 4, plan.event_every * 4);
             self.wait(next).await;
@@ -347,6 +390,13 @@ impl Rig {
             let any = rng.below(u64::from(self.hosts())) as u16;
             let host = plan.victim.unwrap_or(any);
             let mut rng = Rng::named(rng.next(), "one event");
+            number += 1;
+            if !plan.part.has_event(number, kind) {
+                continue;
+            }
+            let at = self.0.executor.now();
+            self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+            self.say(Some(host), format!("event {number}: {}", kind.name()));
             match kind {
                 FaultKind::StaleDisk => self.put_clone_back(host, &mut rng).await,
                 FaultKind::DiskEmptied => self.empty_disks(host, &mut rng).await,
@@ -515,6 +565,7 @@ impl Rig {
                 self.wait(down).await;
                 self.0.fabric.set_slow(host, other, 1);
                 self.0.fabric.set_slow(other, host, 1);
+                self.say(Some(host), format!("link to h{other} as fast as before"));
             }
             FaultKind::ClockRate => {
                 self.reached(kind);
@@ -534,6 +585,7 @@ impl Rig {
                 cpu.set_starved(factor);
                 self.wait(down).await;
                 cpu.set_starved(1);
+                self.say(Some(host), "core as fast as before".into());
             }
             FaultKind::DiskHang | FaultKind::DiskGone | FaultKind::DiskSlow => {
                 let disk = rng.pick(self.disks(host)).clone();
@@ -564,6 +616,7 @@ impl Rig {
                         self.say(Some(host), format!("{} {factor} times as slow", disk.name()));
                         disk.set_slow(factor);
                         self.wait(down).await;
+                        self.say(Some(host), format!("{} as fast as before", disk.name()));
                         disk.set_slow(1);
                     }
                 }

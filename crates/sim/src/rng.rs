@@ -4,6 +4,10 @@
 
 use atoll_world::Nanos;
 
+/// A rate with this bit is drawn as it would be without, and what was drawn never happens: what
+/// else the stream decides stays what it is.
+pub const MUTED: u32 = 1 << 31;
+
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
@@ -45,9 +49,10 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// True in `ppm` of a million cases; draws nothing when that is 0.
+    /// True in `ppm` of a million cases, never if it is [`MUTED`]; draws nothing when it is 0.
     pub fn happens(&mut self, ppm: u32) -> bool {
-        ppm > 0 && self.below(1_000_000) < u64::from(ppm)
+        let rate = ppm & !MUTED;
+        rate > 0 && self.below(1_000_000) < u64::from(rate) && rate == ppm
     }
 
     /// One of them.
@@ -69,7 +74,7 @@ impl Rng {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nanos, Rng};
+    use super::{MUTED, Nanos, Rng};
 
     #[test]
     fn streams_repeat_differ_by_name_and_stay_in_range() {
@@ -88,5 +93,14 @@ mod tests {
         }
         assert_eq!(seen, [true; 5]);
         assert!(!r.happens(0) && r.happens(1_000_000));
+    }
+
+    #[test]
+    fn what_is_muted_is_drawn_and_never_happens() {
+        let (mut loud, mut quiet) = (Rng::named(3, "x"), Rng::named(3, "x"));
+        let heard = (0..100).filter(|_| loud.happens(500_000)).count();
+        assert!((30..70).contains(&heard), "{heard}");
+        assert!((0..100).all(|_| !quiet.happens(500_000 | MUTED)));
+        assert_eq!(loud.next(), quiet.next());
     }
 }

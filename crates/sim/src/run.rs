@@ -3,18 +3,23 @@
 //! Knows neither clocks nor threads nor files: whoever calls decides when to stop and what to
 //! print.
 
+use crate::activity;
+use crate::checker::{Fate, Kind};
 use crate::cluster::{Cluster, ClusterSpec, Storage};
 use crate::disk::DiskProfile;
 use crate::executor::Stuck;
 use crate::fault::{FaultKind, FaultSet, Plan};
 use crate::net::NetProfile;
-use crate::rig::{Rig, RigSpec};
+use crate::part::Part;
+use crate::rig::{Befallen, Rig, RigSpec};
 use crate::rng::Rng;
 use crate::storage::{IdealStorage, RealStorage};
 use crate::trace::{Line, Trace};
 use atoll_world::{Nanos, mark};
-use std::fmt;
+use std::cell::RefCell;
+use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 /// A run that has not ended by then never will.
 const VIRTUAL_MAX: Nanos = Nanos::from_secs(900);
@@ -22,11 +27,17 @@ const VIRTUAL_MAX: Nanos = Nanos::from_secs(900);
 /// Polls of one run: thirty times what the busiest sound one takes.
 const POLLS_MAX: u64 = 6_000_000;
 
+/// Effects of faults whose moments one run keeps.
+const EFFECTS_MAX: usize = 20_000;
+
+/// A host that there is not: of clients that are left out.
+const NOWHERE: u16 = u16::MAX;
+
 /// Every mark in the code that runs here, one a line; `cargo xtask tidy` keeps the list.
 const MARKS: &str = include_str!("../marks.txt");
 
 /// How runs are made.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Faults that seeds may switch on.
     pub faults: FaultSet,
@@ -46,6 +57,8 @@ pub struct Options {
     pub beyond: bool,
     /// On the ideal store: whatever is found then is not the store's.
     pub ideal_store: bool,
+    /// What of the seed's plan is carried out.
+    pub part: Part,
 }
 
 impl Default for Options {
@@ -60,8 +73,109 @@ impl Default for Options {
             features: true,
             beyond: false,
             ideal_store: false,
+            part: Part::default(),
         }
     }
+}
+
+impl Options {
+    /// The words behind `atoll sim run` that make this run of a seed.
+    pub fn words(&self, seed: u64) -> Vec<String> {
+        let mut words = vec!["--seed".to_owned(), seed.to_string()];
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        if self.faults != FaultSet::ALL {
+            let names: Vec<_> = self.faults.kinds().map(FaultKind::name).collect();
+            option("--faults", if names.is_empty() { "none".into() } else { names.join(",") });
+        }
+        if let Some(hosts) = self.hosts {
+            option("--hosts", hosts.to_string());
+        }
+        if self.ops != Self::default().ops {
+            option("--ops", self.ops.to_string());
+        }
+        for (said, word) in [
+            (self.ideal_store, "--ideal-store"),
+            (self.beyond, "--beyond"),
+            (!self.features, "--no-features"),
+        ] {
+            if said {
+                words.push(word.into());
+            }
+        }
+        words.extend(self.part.words(Setup::of_seed(seed, self).kinds(seed, self)));
+        words
+    }
+}
+
+/// What a seed and the options of a run make, before anything has happened.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The machines.
+    pub machines: RigSpec,
+    /// What befalls them.
+    pub plan: Plan,
+    /// What runs on them.
+    pub cluster: ClusterSpec,
+    /// Bytes of each store's log.
+    pub log_bytes: u64,
+}
+
+impl Setup {
+    /// Of a seed.
+    pub fn of_seed(seed: u64, options: &Options) -> Self {
+        let mut rng = Rng::named(seed, "rig");
+        let hosts = options.hosts.unwrap_or(*rng.pick(&[3, 3, 3, 4]));
+        let machines = RigSpec {
+            hosts,
+            disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
+            disk_bytes: 1 << 30,
+            disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
+            net: *rng.pick(&[NetProfile::GBIT_25, NetProfile::GBIT_25, NetProfile::GBIT_1]),
+        };
+        let plan = match options.beyond {
+            true => Plan { part: options.part.clone(), ..Plan::beyond(seed) },
+            false => Plan::of_part(seed, hosts, options.faults, &options.part),
+        };
+        let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
+        cluster.administered &= options.features && !options.beyond;
+        for (n, client) in cluster.clients.iter_mut().enumerate() {
+            if !options.part.has_client(n) {
+                client.0 = NOWHERE;
+            }
+        }
+        let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
+        Self { machines, plan, cluster, log_bytes }
+    }
+
+    /// The kinds that can happen by themselves if nothing is left out: as an event, or at a rate.
+    pub fn kinds(&self, seed: u64, options: &Options) -> FaultSet {
+        let (hosts, allowed) = (self.machines.hosts, options.faults);
+        let mut kinds = FaultSet::NONE;
+        for kind in self.plan.on.kinds() {
+            let timed = self.plan.events.contains(&kind) || self.plan.later_events.contains(&kind);
+            if timed || Plan::has_rate(seed, hosts, allowed, kind) {
+                kinds = kinds.with(kind);
+            }
+        }
+        kinds
+    }
+}
+
+/// One operation of a client, as people see it.
+#[derive(Clone, Debug)]
+pub struct ClientOp {
+    /// Of which volume.
+    pub volume: usize,
+    /// Whose.
+    pub client: u32,
+    /// `read`, `write 12` (its tag) or `zero`.
+    pub what: String,
+    /// First sector, and how many.
+    pub range: (u64, u32),
+    /// When it was called and, if it was, answered.
+    pub span: (Nanos, Option<Nanos>),
+    /// How it ended.
+    pub fate: Fate,
 }
 
 /// What came of one seed.
@@ -83,8 +197,14 @@ pub struct Outcome {
     pub ops: (u64, u64),
     /// Polls of tasks.
     pub polls: u64,
+    /// The plan's events that took place.
+    pub events: Vec<Befallen>,
+    /// Effects of faults, the first 20,000.
+    pub effects: Vec<(Nanos, FaultKind)>,
     /// The trace, if it was asked for.
     pub lines: Vec<Line>,
+    /// The clients' operations, if the trace was asked for.
+    pub client_ops: Vec<ClientOp>,
 }
 
 /// Runs one seed.
@@ -104,30 +224,26 @@ pub fn run_one(seed: u64, options: &Options) -> Outcome {
 
 fn once(seed: u64, options: &Options) -> Outcome {
     let trace = Trace::new(options.trace);
-    let mut rng = Rng::named(seed, "rig");
-    let hosts = options.hosts.unwrap_or(*rng.pick(&[3, 3, 3, 4]));
-    let spec = RigSpec {
-        hosts,
-        disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
-        disk_bytes: 1 << 30,
-        disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
-        net: *rng.pick(&[NetProfile::GBIT_25, NetProfile::GBIT_25, NetProfile::GBIT_1]),
-    };
-    let rig = Rig::new(seed, spec, trace.clone());
+    let Setup { machines, plan, cluster, log_bytes } = Setup::of_seed(seed, options);
+    let rig = Rig::new(seed, machines, trace.clone());
     rig.executor().set_polls_max(options.polls_max);
-    let plan = match options.beyond {
-        true => Plan::beyond(seed),
-        false => Plan::of_seed(seed, hosts, options.faults),
-    };
-    trace.fact(Nanos::ZERO, None, "plan", format!("{spec:?} {plan:?}"));
-    let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
-    cluster.administered &= options.features && !options.beyond;
+    let effects = Rc::new(RefCell::new(Vec::new()));
+    let (seen, executor) = (effects.clone(), rig.executor().clone());
+    rig.faults().observe(move |kind| {
+        let now = executor.now();
+        executor.trace().event(now, None, "reached", kind as u64, || kind.name().into());
+        let mut seen = seen.borrow_mut();
+        if seen.len() < EFFECTS_MAX {
+            seen.push((now, kind));
+        }
+    });
+    UNDER_WAY.set(Some(UnderWay { seed, rig: rig.clone(), effects: effects.clone() }));
+    trace.fact(Nanos::ZERO, None, "plan", format!("{machines:?} {plan:?}"));
     trace.fact(Nanos::ZERO, None, "plan", format!("{cluster:?}"));
-    let (violations, ops) = if options.ideal_store {
-        let storage = IdealStorage::new(rig.executor(), hosts, seed);
+    let found = if options.ideal_store {
+        let storage = IdealStorage::new(rig.executor(), machines.hosts, seed);
         drive(&rig, plan, cluster, storage)
     } else {
-        let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
         let mut storage = RealStorage::new(log_bytes);
         let mut pace = Rng::named(seed, "pace");
         if options.features && pace.below(2) == 0 {
@@ -136,27 +252,63 @@ fn once(seed: u64, options: &Options) -> Outcome {
         }
         drive(&rig, plan, cluster, storage)
     };
+    // A panic that was caught may have been told of already.
+    let under_way = UNDER_WAY.take().unwrap_or(UnderWay { seed, rig: rig.clone(), effects });
     let outcome = Outcome {
-        seed,
-        hash: trace.hash(),
-        violations,
-        faults: rig.faults().counts(),
-        cells: rig.faults().cells(),
-        virtual_time: rig.executor().now(),
-        ops,
-        polls: rig.executor().polls(),
-        lines: trace.take_lines(),
+        violations: found.violations,
+        ops: found.ops,
+        client_ops: found.client_ops,
+        ..under_way.so_far()
     };
     rig.shutdown();
     outcome
 }
 
-fn drive<T: Storage>(
-    rig: &Rig,
-    plan: Plan,
-    spec: ClusterSpec,
-    storage: T,
-) -> (Vec<String>, (u64, u64)) {
+thread_local! {
+    static UNDER_WAY: RefCell<Option<UnderWay>> = const { RefCell::new(None) };
+}
+
+/// A run that has begun.
+struct UnderWay {
+    seed: u64,
+    rig: Rig,
+    effects: Rc<RefCell<Vec<(Nanos, FaultKind)>>>,
+}
+
+impl UnderWay {
+    /// What has come of it so far, its violations and operations left out.
+    fn so_far(&self) -> Outcome {
+        let (rig, trace) = (&self.rig, self.rig.executor().trace());
+        Outcome {
+            seed: self.seed,
+            hash: trace.hash(),
+            violations: Vec::new(),
+            faults: rig.faults().counts(),
+            cells: rig.faults().cells(),
+            virtual_time: rig.executor().now(),
+            ops: (0, 0),
+            polls: rig.executor().polls(),
+            events: rig.befallen(),
+            effects: self.effects.take(),
+            lines: trace.take_lines(),
+            client_ops: Vec::new(),
+        }
+    }
+}
+
+/// What has come so far of the run in which this thread is, its violations and operations left
+/// out: the last words of a program that a panic ends.
+pub fn under_way() -> Option<Outcome> {
+    UNDER_WAY.take().map(|run| run.so_far())
+}
+
+struct Found {
+    violations: Vec<String>,
+    ops: (u64, u64),
+    client_ops: Vec<ClientOp>,
+}
+
+fn drive<T: Storage>(rig: &Rig, plan: Plan, spec: ClusterSpec, storage: T) -> Found {
     let cluster = Cluster::new(rig.clone(), spec, storage);
     let run = AssertUnwindSafe(|| {
         let end = rig.executor().block_on(VIRTUAL_MAX, cluster.clone().run(plan));
@@ -184,7 +336,33 @@ fn drive<T: Storage>(
     violations.extend(cluster.violations());
     let ops = cluster.books().iter().map(|b| b.history().len() as u64).sum();
     let answered = cluster.books().iter().map(|b| b.history().answered() as u64).sum();
-    (violations, (ops, answered))
+    let mut client_ops = Vec::new();
+    if rig.executor().trace().is_recording() {
+        for (volume, book) in cluster.books().iter().enumerate() {
+            for op in book.history().ops() {
+                let what = match &op.kind {
+                    Kind::Write(tag) => format!("write {tag}"),
+                    Kind::Zero => "zero".into(),
+                    Kind::Read(_) => "read".into(),
+                };
+                let (from, to) = op.span_ns();
+                client_ops.push(ClientOp {
+                    volume,
+                    client: op.client,
+                    what,
+                    range: (op.first, op.sectors),
+                    span: (Nanos(from), to.map(Nanos)),
+                    fate: op.fate(),
+                });
+            }
+        }
+    }
+    Found { violations, ops: (ops, answered), client_ops }
+}
+
+/// Every mark in the code that runs here.
+pub fn marks() -> impl Iterator<Item = &'static str> {
+    MARKS.lines()
 }
 
 /// What came of many seeds.
@@ -231,33 +409,53 @@ impl Report {
     pub fn unreached(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         let idle = FaultKind::ALL.iter().zip(&self.faults).filter(|&(_, &n)| n == 0);
         let reached = mark::reached();
-        let missed = MARKS.lines().filter(|name| !reached.contains_key(name));
+        let missed = marks().filter(|name| !reached.contains_key(name));
         (idle.map(|(kind, _)| kind.name()).collect(), missed.collect())
     }
-}
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The count of every kind of fault, and by name what was not reached.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
         for (kind, n) in FaultKind::ALL.iter().zip(&self.faults) {
-            writeln!(f, "  {:<22} {n:>10}", kind.name())?;
+            let _ = writeln!(text, "  {:<22} {n:>10}", kind.name());
+        }
+        if !self.cells.is_empty() {
+            let empty = activity::empty_cells(&self.cells).len();
+            let _ = writeln!(text, "{}  {empty} cells are empty", activity::table(&self.cells));
         }
         let (faults, marks) = self.unreached();
         for (what, names) in [("faults", faults), ("marks", marks)] {
             if !names.is_empty() {
-                writeln!(f, "  {what} not reached: {}", names.join(", "))?;
+                let _ = writeln!(text, "  {what} not reached: {}", names.join(", "));
             }
         }
+        text
+    }
+
+    /// How fast virtual time and operations went, in that many seconds of ours.
+    pub fn pace(&self, seconds: f64) -> String {
+        let seconds = seconds.max(0.001);
+        format!(
+            "{:.0} virtual hours an hour, {:.0} operations a second",
+            self.virtual_time.as_secs_f64() / seconds,
+            self.ops as f64 / seconds
+        )
+    }
+}
+
+/// Ends with the line that counts.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (seed, why) in &self.failed {
             writeln!(f, "seed {seed} FAILED: {}", why.lines().next().unwrap_or_default())?;
             writeln!(f, "  replay: atoll sim run --seed {seed} --trace")?;
         }
         write!(
             f,
-            "{} seeds, {} faults, {:.1} virtual hours, {} operations, {} violations",
+            "{} seeds, {} faults, {:.1} virtual hours, {} violations",
             self.seeds,
             self.faults.iter().sum::<u64>(),
             self.virtual_time.as_secs_f64() / 3600.0,
-            self.ops,
             self.failed.len()
         )
     }

@@ -149,7 +149,13 @@ impl Book {
             self.now(),
         );
         let (at, len) = (first * SECTOR as u64, sectors * SECTOR as u32);
-        let pieces = volume.read(at, len).await?;
+        let pieces = match volume.read(at, len).await {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                self.0.history.borrow_mut().failed(op, self.now());
+                return Err(error);
+            }
+        };
         let bytes = atoll_world::buf::join(&pieces);
         assert_eq!(bytes.len(), len as usize, "a read returns what was asked for");
         let mut tags = Vec::with_capacity(sectors as usize);
@@ -221,7 +227,7 @@ impl Book {
                 history.borrow_mut().refused(op);
             }
             // Anything else may have happened, or may yet.
-            Err(_) => {}
+            Err(_) => history.borrow_mut().failed(op, self.now()),
         }
         result
     }

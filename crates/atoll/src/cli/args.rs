@@ -3,9 +3,13 @@
 use super::out::{Color, Format};
 use atoll_api::Endpoint;
 use atoll_format::units::parse_size;
+use atoll_sim::fault::FaultKind;
+use atoll_sim::part;
+use atoll_world::Nanos;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where a daemon listens when the configuration says nothing.
 pub const DEFAULT_ENDPOINT: &str = "unix:///run/atoll/api.sock";
@@ -563,29 +567,60 @@ pub struct Events {
 #[derive(Debug, Subcommand)]
 pub enum SimCommand {
     /// Run many seeds, or replay one
-    #[command(after_help = "Example: atoll sim run --seeds 0..2000")]
+    #[command(after_help = "Example: atoll sim run --seeds 0.. --time 10m --report")]
     Run(SimRun),
+    /// Look for the fewest faults with which a failing seed still fails
+    #[command(after_help = "Example: atoll sim shrink --seed 17")]
+    Shrink(SimShrink),
+    /// Draw a run as one page for a browser: hosts, faults, owners, copies, clients
+    #[command(after_help = "Example: atoll sim timeline --seed 17 --out run.html")]
+    Timeline(SimTimeline),
+    /// Run fresh seeds for hours, going on where the last soak ended; keep what showed something
+    #[command(after_help = "Example: atoll sim soak --dir /var/tmp/soak --time 8h")]
+    Soak(SimSoak),
+    /// Run the seeds that standard input names (started by `atoll sim soak`)
+    #[command(hide = true)]
+    #[command(after_help = "Example: atoll sim worker")]
+    Worker,
 }
+
+/// The seeds that are run when nothing is said.
+pub const SEEDS: Range<u64> = 0..100;
 
 #[derive(Debug, Args)]
 pub struct SimRun {
-    /// Seeds A to B, B not included
-    #[arg(long, value_name = "A..B", default_value = "0..100", value_parser = parse_seeds)]
-    pub seeds: Range<u64>,
+    /// Seeds A to B, B not included; without B, as many as --time allows [default: 0..100]
+    #[arg(long, value_name = "A..B", value_parser = parse_seeds)]
+    pub seeds: Option<Range<u64>>,
     /// One seed only
-    #[arg(long, conflicts_with_all = ["seeds", "max_seconds", "threads"])]
+    #[arg(long, conflicts_with_all = ["seeds", "time", "threads", "report"])]
     pub seed: Option<u64>,
     /// Print everything that happens
     #[arg(long, requires = "seed")]
     pub trace: bool,
-    /// Begin no further seed after so many seconds
+    /// Begin no further seed after that time (30s, 10m, 2h)
+    #[arg(long, alias = "max-seconds", value_parser = parse_time)]
+    pub time: Option<Duration>,
+    /// Print the count of every kind of fault, and by name what was not reached
     #[arg(long)]
-    pub max_seconds: Option<u64>,
+    pub report: bool,
     /// Run each seed twice and compare
     #[arg(long)]
     pub twice: bool,
-    /// Only these faults, by name, separated by commas
-    #[arg(long)]
+    /// Threads; one a core without it
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub make: SimMake,
+    #[command(flatten)]
+    pub part: SimPart,
+}
+
+/// What every run is made of.
+#[derive(Debug, Args)]
+pub struct SimMake {
+    /// Only these faults, by name, separated by commas; a leading - takes one out of all
+    #[arg(long, allow_hyphen_values = true)]
     pub faults: Option<String>,
     /// Hosts; by seed without it
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
@@ -596,16 +631,129 @@ pub struct SimRun {
     /// On a store without faults of its own
     #[arg(long)]
     pub ideal_store: bool,
-    /// Threads; one a core without it
+    /// Media of all hosts are damaged: what is still given must be right, the rest refused in time
+    #[arg(long)]
+    pub beyond: bool,
+    /// As seeds were before 2026-11-22: no administrator at work, no early destage
+    #[arg(long)]
+    pub no_features: bool,
+}
+
+/// What of a seed's faults happens: `atoll sim shrink` prints these.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "A part of one seed")]
+pub struct SimPart {
+    /// Without these faults, everything else as it would have been
+    #[arg(long, value_name = "KINDS", requires = "seed")]
+    pub without: Option<String>,
+    /// Of the faults that the seed switches on, only these
+    #[arg(long, value_name = "KINDS", requires = "seed", conflicts_with = "without")]
+    pub only: Option<String>,
+    /// Operations go wrong in that way only from A to B; can be repeated
+    #[arg(long, value_name = "KIND=A..B", requires = "seed", value_parser = parse_window)]
+    pub window: Vec<(FaultKind, Nanos, Nanos)>,
+    /// Of the seed's timed events, only these, by number
+    #[arg(long, value_name = "NUMBERS", requires = "seed", value_parser = parse_numbers)]
+    pub events: Option<Numbers>,
+    /// Of the seed's clients, only these, counted from 0
+    #[arg(long, value_name = "NUMBERS", requires = "seed", value_parser = parse_numbers)]
+    pub clients: Option<Numbers>,
+    /// Everything heals at that moment of virtual time (41s, 12.5s)
+    #[arg(long, value_name = "MOMENT", requires = "seed", value_parser = parse_moment)]
+    pub until: Option<Nanos>,
+}
+
+/// A list such as 3,7; it may have nothing in it.
+#[derive(Clone, Debug)]
+pub struct Numbers(pub Vec<u32>);
+
+#[derive(Debug, Args)]
+pub struct SimShrink {
+    /// The seed that fails
+    #[arg(long)]
+    pub seed: u64,
+    /// Try no more than that many runs
+    #[arg(long, default_value_t = 1000)]
+    pub runs: u32,
+    /// Try nothing more after that time (30s, 10m, 2h)
+    #[arg(long, value_parser = parse_time)]
+    pub time: Option<Duration>,
+    #[command(flatten)]
+    pub make: SimMake,
+    #[command(flatten)]
+    pub part: SimPart,
+}
+
+#[derive(Debug, Args)]
+pub struct SimTimeline {
+    /// The seed to draw
+    #[arg(long)]
+    pub seed: u64,
+    /// File for the page
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub make: SimMake,
+    #[command(flatten)]
+    pub part: SimPart,
+}
+
+#[derive(Debug, Args)]
+pub struct SimSoak {
+    /// Directory of what is known: where to go on, and the corpus of seeds to keep
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// Begin no further seed after that time (30m, 8h, 2d)
+    #[arg(long, default_value = "8h", value_parser = parse_time)]
+    pub time: Duration,
+    /// Seeds at once, a process each; one a core without it
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: Option<u16>,
+    pub jobs: Option<u16>,
+    /// The first seed of a directory that has none yet; by the clock without it
+    #[arg(long)]
+    pub first: Option<u64>,
+    /// Run the seeds of the corpus again, and no others
+    #[arg(long, conflicts_with_all = ["time", "first"])]
+    pub corpus: bool,
 }
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
-    let bad = || format!("'{text}' is not a range of seeds (example: 0..2000)");
+    let bad = || format!("'{text}' is not a range of seeds (examples: 0..2000, 0..)");
     let (from, to) = text.split_once("..").ok_or_else(bad)?;
-    let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
+    let from = from.parse().map_err(|_| bad())?;
+    let to = if to.is_empty() { u64::MAX } else { to.parse().map_err(|_| bad())? };
     if from < to { Ok(from..to) } else { Err(format!("'{text}' is an empty range of seeds")) }
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is not a time (examples: 30s, 10m, 2h)");
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..end].parse().map_err(|_| bad())?;
+    let unit = match &text[end..] {
+        "" | "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(bad()),
+    };
+    number.checked_mul(unit).map(Duration::from_secs).ok_or_else(bad)
+}
+
+fn parse_numbers(text: &str) -> Result<Numbers, String> {
+    if text == "none" {
+        return Ok(Numbers(Vec::new()));
+    }
+    let bad = |_| format!("'{text}' is not a list of numbers (examples: 3,7 and none)");
+    let numbers: Result<Vec<u32>, _> = text.split(',').map(|n| n.trim().parse()).collect();
+    numbers.map(Numbers).map_err(bad)
+}
+
+fn parse_moment(text: &str) -> Result<Nanos, String> {
+    part::moment(text).ok_or_else(|| format!("'{text}' is not a moment (examples: 41s, 12.5s)"))
+}
+
+fn parse_window(text: &str) -> Result<(FaultKind, Nanos, Nanos), String> {
+    part::window(text)
 }
 
 #[derive(Debug, Args)]

@@ -1,0 +1,69 @@
+//! `atoll sim worker`: runs the seeds that standard input names, one a line, and answers each with
+//! a line of JSON. A soak has one for each of its jobs: marks are counted by process, and a panic
+//! costs one seed.
+
+use super::one_or;
+use crate::cli::out::Run;
+use atoll_sim::fault::FaultKind;
+use atoll_sim::run::{Options, Outcome};
+use atoll_world::mark;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+
+/// What came of a seed.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Answer {
+    pub(super) seed: u64,
+    pub(super) violations: Vec<String>,
+    /// Effects by kind of fault, in their order.
+    pub(super) faults: Vec<u64>,
+    pub(super) virtual_ns: u64,
+    pub(super) operations: u64,
+    pub(super) polls: u64,
+    /// What this seed came by, by name.
+    pub(super) reached: Vec<String>,
+}
+
+type Marks = BTreeMap<&'static str, u64>;
+
+fn answer(outcome: &Outcome, before: &Marks) -> Answer {
+    let faults = FaultKind::ALL.iter().zip(&outcome.faults).filter(|(_, n)| **n > 0);
+    let mut reached: Vec<String> = faults.map(|(k, _)| format!("fault {}", k.name())).collect();
+    let now = mark::reached();
+    let hit = now.iter().filter(|(name, n)| before.get(*name).is_none_or(|b| b < *n));
+    reached.extend(hit.map(|(name, _)| format!("mark {name}")));
+    Answer {
+        seed: outcome.seed,
+        violations: outcome.violations.clone(),
+        faults: outcome.faults.clone(),
+        virtual_ns: outcome.virtual_time.0,
+        operations: outcome.ops.0,
+        polls: outcome.polls,
+        reached,
+    }
+}
+
+fn say(answer: &Answer) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let line = serde_json::to_string(answer).expect("plain fields");
+    writeln!(out, "{line}").and_then(|()| out.flush())
+}
+
+pub(super) fn run() -> Run {
+    for line in std::io::stdin().lock().lines() {
+        let Some(seed) = line.ok().and_then(|l| l.trim().parse().ok()) else { break };
+        let before = mark::reached();
+        let known = before.clone();
+        let outcome = one_or(seed, &Options::default(), move |outcome| {
+            let _ = say(&answer(outcome, &known));
+            std::process::exit(1);
+        });
+        // Whoever asked has gone.
+        if say(&answer(&outcome, &before)).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
