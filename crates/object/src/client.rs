@@ -16,7 +16,9 @@ use atoll_format::units::{BLOCK, CHUNK, SECTOR};
 use atoll_transport::CallError;
 use atoll_world::sync::Semaphore;
 use atoll_world::volume::{Extent, VolumeInfo, ZeroFlags};
-use atoll_world::{Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, sometimes};
+use atoll_world::{
+    Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, mutant, sometimes,
+};
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use std::cell::{Cell, RefCell};
@@ -178,7 +180,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         Route::Local(_) => None,
                         Route::Remote(host) => Some(*host),
                     };
-                    let attempted = attempt(route, retry).await;
+                    let attempted = attempt(route, retry && !mutant!("client.retry_is_new")).await;
                     if !matches!(attempted, Attempt::Answered(_) | Attempt::Again) {
                         objects.forget_route(self.0.id);
                     }

@@ -7,7 +7,7 @@
 
 use crate::disk::SimDisk;
 use crate::executor::Executor;
-use crate::fault::Plan;
+use crate::fault::{FaultKind, Plan};
 use crate::pattern::{self, SECTOR};
 use crate::rig::Rig;
 use crate::rng::Rng;
@@ -125,6 +125,8 @@ struct Inner<T: Storage> {
     nodes: RefCell<Vec<Running<T>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
+    /// The host whose blocks may be bad; none: nothing is known about that.
+    damaged: Cell<Option<Option<u16>>>,
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
 }
@@ -188,6 +190,7 @@ impl<T: Storage> Cluster<T> {
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
+            damaged: Cell::new(None),
             violations: RefCell::default(),
             owners: RefCell::default(),
         }));
@@ -258,6 +261,12 @@ impl<T: Storage> Cluster<T> {
         loop {
             for event in node.local_events(seen, 100) {
                 seen = event.number;
+                if self.is_sound(host) && ["bad-block", "log-damage"].contains(&&event.kind[..]) {
+                    self.violated(format!(
+                        "h{host} finds damage that no fault made: {}",
+                        event.message
+                    ));
+                }
                 let ex = self.executor();
                 ex.trace().event(ex.now(), Some(host), "node", 0, || {
                     format!("{}: {}", event.kind, event.message)
@@ -265,6 +274,11 @@ impl<T: Storage> Cluster<T> {
             }
             world.sleep(Nanos::from_ms(200)).await;
         }
+    }
+
+    /// Whether every block of that host must be good: what its media took they kept, and gave.
+    fn is_sound(&self, host: u16) -> bool {
+        self.0.damaged.get().is_some_and(|victim| victim != Some(host))
     }
 
     async fn run_client(
@@ -444,6 +458,9 @@ impl<T: Storage> Cluster<T> {
         let harness = crate::executor::LifeId::HARNESS;
         self.executor().spawn(harness, self.clone().watch_owners());
         self.0.clients_on.set(true);
+        // A block that was not given twice counts as bad.
+        let gives_all = !plan.on.has(FaultKind::ReadError);
+        self.0.damaged.set(gives_all.then_some(plan.victim));
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
         let calm_at = self.executor().now() + TROUBLE_MAX;
@@ -452,6 +469,9 @@ impl<T: Storage> Cluster<T> {
         }
         rig.heal();
         self.finish(plan.victim).await;
+        for (v, lost) in self.0.books.iter().map(Book::losses).enumerate().filter(|b| b.1 > 0) {
+            self.violated(format!("volume v{v}: {lost} operations were told that data is lost"));
+        }
     }
 
     /// After everything has healed: waits for what must end, and looks at everything.
@@ -488,6 +508,10 @@ impl<T: Storage> Cluster<T> {
                     self.violated(format!(
                         "the disk group of h{host} has failed in the end: {why}"
                     ));
+                }
+                let bad = store.counters().checksum_errors;
+                if bad > 0 && self.is_sound(host) {
+                    self.violated(format!("h{host} found {bad} bad blocks that no fault made"));
                 }
                 if let Err(why) = self.0.storage.audit(&store) {
                     self.violated(format!("accounting of h{host}: {why}"));

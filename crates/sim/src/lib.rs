@@ -19,6 +19,7 @@
 //! | [`scenario`] | one story, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
+//! | [`mutants`] | deliberate flaws of all that, each of which must be found |
 //!
 //! Absent here: the operating system's clock, entropy, threads and files.
 
@@ -32,9 +33,9 @@ pub mod executor;
 pub mod fault;
 pub mod ideal;
 pub mod model;
+pub mod mutants;
 pub mod net;
 pub mod pattern;
-
 pub mod rig;
 pub mod rng;
 pub mod run;

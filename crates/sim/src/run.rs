@@ -22,6 +22,9 @@ const VIRTUAL_MAX: Nanos = Nanos::from_secs(900);
 /// Polls of one run: thirty times what the busiest sound one takes.
 const POLLS_MAX: u64 = 6_000_000;
 
+/// How many hosts there are, by chance.
+const HOSTS: &[u16] = &[3, 3, 3, 4];
+
 /// Every mark in the code that runs here, one a line; `cargo xtask tidy` keeps the list.
 const MARKS: &str = include_str!("../marks.txt");
 
@@ -94,10 +97,15 @@ pub fn run_one(seed: u64, options: &Options) -> Outcome {
     outcome
 }
 
+/// Hosts of a seed's cluster, if its options do not say.
+pub fn hosts_of_seed(seed: u64) -> u16 {
+    *Rng::named(seed, "rig").pick(HOSTS)
+}
+
 fn once(seed: u64, options: &Options) -> Outcome {
     let trace = Trace::new(options.trace);
     let mut rng = Rng::named(seed, "rig");
-    let hosts = options.hosts.unwrap_or(*rng.pick(&[3, 3, 3, 4]));
+    let hosts = options.hosts.unwrap_or(*rng.pick(HOSTS));
     let spec = RigSpec {
         hosts,
         disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
