@@ -7,6 +7,9 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOC: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+// What is shipped has no deliberate flaws, however it was built.
+const _: () = assert!(!atoll_world::mutant::COMPILED_IN);
+
 fn main() -> ExitCode {
     atoll::cli::main()
 }

@@ -14,7 +14,7 @@ use atoll_object::Event;
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::StoreEvent;
 use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
-use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often events are taken over from the layers below.
@@ -169,6 +169,9 @@ impl<W: World, S: Components> Node<W, S> {
     /// Damaged blocks are repaired by their object's owner; without one, this host becomes it.
     /// They are handed over until they are good: an owner may be on its way out, or unable now.
     async fn hand_over_bad_blocks(&self) {
+        if mutant!("care.damage_not_told") {
+            return;
+        }
         let now = self.world().now();
         let due: Vec<(ComponentId, u32)> = {
             let bad = self.0.bad_chunks.borrow();
@@ -267,6 +270,9 @@ impl<W: World, S: Components> Node<W, S> {
     }
 
     fn needs_me(&self, record: &ObjectRecord) -> bool {
+        if mutant!("care.adopts_nothing") {
+            return false;
+        }
         let degraded = record.members().any(|(_, m)| !m.state.is_active());
         if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
             return false;
@@ -317,7 +323,7 @@ impl<W: World, S: Components> Node<W, S> {
                     continue;
                 }
                 let since = *orphans.entry(component).or_insert(now);
-                if now.since(since) > ORPHAN_AFTER {
+                if now.since(since) > ORPHAN_AFTER || mutant!("care.orphans_die_at_once") {
                     self.remove_orphan(component, object).await;
                 }
             }

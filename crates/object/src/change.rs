@@ -8,7 +8,7 @@ use crate::limits::{DIRECTORY_DEADLINE, RETRY_EVERY};
 use crate::owner::{Fail, Owner, Stop};
 use atoll_format::record::{self, ObjectRecord, ObjectState, key};
 use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
-use atoll_world::{Components, DirectoryError, World, sometimes};
+use atoll_world::{Components, DirectoryError, World, mutant, sometimes};
 
 /// What a confirmed transaction left in the directory.
 pub(crate) enum Swapped {
@@ -33,8 +33,9 @@ pub(crate) async fn swap<W: World>(
     earlier: &[u64],
 ) -> Result<Swapped, DirectoryError> {
     let key = key::object(record.id);
+    let compare = Compare { key: key.clone(), modified: revision };
     let txn = Txn {
-        compares: vec![Compare { key: key.clone(), modified: revision }],
+        compares: if mutant!("change.without_revision") { vec![] } else { vec![compare] },
         changes: vec![Change::Put(key.clone(), record::encode(record))],
     };
     let deadline = world.now() + DIRECTORY_DEADLINE;
@@ -96,6 +97,10 @@ impl<W: World, S: Components> Owner<W, S> {
                     }
                 }
                 Ok(Swapped::Gone) => self.stop(Stop::Deleted),
+                Err(_) if mutant!("change.unknown_is_done") => {
+                    self.adopt(record, self.0.revision.get());
+                    return Ok(());
+                }
                 Err(_) => {
                     sometimes!("change.directory_gave_no_answer");
                     self.world().sleep(RETRY_EVERY).await;

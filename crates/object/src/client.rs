@@ -16,7 +16,9 @@ use atoll_format::units::{BLOCK, CHUNK, SECTOR};
 use atoll_transport::CallError;
 use atoll_world::sync::Semaphore;
 use atoll_world::volume::{Extent, VolumeInfo, ZeroFlags};
-use atoll_world::{Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, sometimes};
+use atoll_world::{
+    Buf, Components, Lane, Nanos, Volume, VolumeError, World, buf, mutant, sometimes,
+};
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use std::cell::{Cell, RefCell};
@@ -181,8 +183,9 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                     let world = self.world();
                     // A little longer than the owner holds what it can name the reason of. An
                     // operation that it has begun goes on; nobody waits for it any more.
+                    let again = retry && !mutant!("client.retry_is_new");
                     let patience = until + READ_DEADLINE;
-                    let attempted = world.timeout_at(patience, attempt(route, retry)).await;
+                    let attempted = world.timeout_at(patience, attempt(route, again)).await;
                     let Ok(attempted) = attempted else {
                         sometimes!("client.held_too_long_by_its_owner");
                         let why = "too few of its copies answer".to_string();

@@ -5,7 +5,7 @@
 
 use crate::limits::GRACE;
 use atoll_format::id::{Epoch, HostId, Incarnation, ObjectId};
-use atoll_world::Nanos;
+use atoll_world::{Nanos, mutant};
 use std::collections::BTreeMap;
 
 /// One host's promises to owners.
@@ -29,7 +29,8 @@ struct Grant {
 impl Grants {
     /// Of a host that starts at `now`.
     pub fn new(now: Nanos) -> Self {
-        Self { quiet_until: now + GRACE, granted: BTreeMap::new(), fencing: BTreeMap::new() }
+        let quiet = if mutant!("grants.nothing_before_the_start") { Nanos::ZERO } else { GRACE };
+        Self { quiet_until: now + quiet, granted: BTreeMap::new(), fencing: BTreeMap::new() }
     }
 
     /// Grants a lease on `object`, or refuses. `promised` is the highest epoch that a component
@@ -44,10 +45,10 @@ impl Grants {
         promised: Option<Epoch>,
     ) -> bool {
         let fenced = self.fencing.get(&object).is_some_and(|&fencing| fencing > epoch);
-        if fenced || promised != Some(epoch) {
+        if (fenced || promised != Some(epoch)) && !mutant!("grants.renewed_while_fencing") {
             return false;
         }
-        let until = now + GRACE;
+        let until = now + if mutant!("grants.grace_below_the_lease") { GRACE / 8 } else { GRACE };
         match self.granted.get_mut(&object) {
             Some(grant) if grant.epoch == epoch && grant.incarnation == incarnation => {
                 // A late renewal neither shortens nor restarts what a later one granted.

@@ -11,7 +11,7 @@ use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, OpId, Seq, Ses
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_world::components::ComponentOp;
 use atoll_world::sync::Notify;
-use atoll_world::{Buf, Nanos};
+use atoll_world::{Buf, Nanos, mutant};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -39,7 +39,7 @@ pub(crate) enum Role {
 impl Role {
     /// Whether an operation needs its acknowledgement.
     pub fn is_awaited(self) -> bool {
-        matches!(self, Self::Active | Self::Promoting)
+        self == Self::Active || self == Self::Promoting && !mutant!("leg.promoting_is_not_awaited")
     }
     /// Whether operations are sent to it.
     pub fn receives(self) -> bool {
@@ -182,7 +182,7 @@ impl Leg {
     pub fn on_ack(&self, op: &Op, slot: u8, session: Session) {
         let mut members = self.members.borrow_mut();
         let Some(member) = members.iter_mut().find(|m| m.slot == slot) else { return };
-        if member.session == session {
+        if member.session == session || mutant!("leg.old_session_counts") {
             op.acked.set(op.acked.get() | 1 << slot);
             member.refusals = 0;
             member.unacked.remove(&op.id.seq);
@@ -197,7 +197,8 @@ impl Leg {
         let members = self.members.borrow();
         let mut awaited = members.iter().filter(|m| m.role.is_awaited()).peekable();
         assert!(awaited.peek().is_some(), "a leg always has an active member");
-        if !awaited.all(|m| op.acked.get() & (1 << m.slot) != 0) {
+        let has = |m: &Member| op.acked.get() & (1 << m.slot) != 0;
+        if !(awaited.all(has) || mutant!("leg.one_ack_is_enough") && members.iter().any(has)) {
             return false;
         }
         op.decided.set(true);
@@ -205,6 +206,9 @@ impl Leg {
         while order.front().is_some_and(|op| op.decided.get()) {
             let first = order.pop_front().expect("just looked at");
             self.committed.set(first.id.seq);
+        }
+        if mutant!("leg.watermark_over_gaps") {
+            self.committed.set(self.committed.get().max(op.id.seq));
         }
         true
     }
@@ -230,7 +234,7 @@ impl Leg {
             member.life = life;
             member.unacked.clear();
         });
-        if attached.is_none() {
+        if attached.is_none() || mutant!("leg.nothing_is_sent_again") {
             return Vec::new();
         }
         let again = self.in_flight();
@@ -277,7 +281,9 @@ impl Leg {
     pub fn lease_until(&self) -> Nanos {
         let members = self.members.borrow();
         let awaited = members.iter().filter(|m| m.role.is_awaited());
-        awaited.map(|m| m.lease_until).min().unwrap_or(Nanos::ZERO)
+        let until = awaited.map(|m| m.lease_until);
+        let until = if mutant!("leg.lease_of_one_member") { until.max() } else { until.min() };
+        until.unwrap_or(Nanos::ZERO)
     }
 
     /// Awaited members that have not acknowledged an operation in time while another one has.

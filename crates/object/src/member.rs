@@ -8,7 +8,7 @@ use crate::grants::Grants;
 use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
-use atoll_world::{Components, StoreError, World, sometimes};
+use atoll_world::{Components, StoreError, World, mutant, sometimes};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -96,7 +96,7 @@ impl<W: World, S: Components> Members<W, S> {
     /// The store of a component to which a session is open.
     fn attached(&self, id: ComponentId) -> Result<S, StoreError> {
         let store = self.store(id)?;
-        if !self.0.attached.borrow().contains(&id) {
+        if !self.0.attached.borrow().contains(&id) && !mutant!("member.serves_an_earlier_life") {
             sometimes!("member.refuses_what_is_of_an_earlier_life");
             return Err(StoreError::Session { open: store.status(id)?.session });
         }
@@ -107,7 +107,7 @@ impl<W: World, S: Components> Members<W, S> {
     fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
         let store = self.attached(id)?;
         let fenced = store.status(id)?.promise.fenced;
-        if epoch < fenced {
+        if epoch < fenced && !mutant!("store.session_not_checked") {
             sometimes!("member.refuses_an_old_epoch");
             return Err(StoreError::Fenced { fenced });
         }
@@ -274,7 +274,7 @@ impl<W: World, S: Components> Members<W, S> {
         store.fence(component, epoch).await?;
         loop {
             let clear_at = self.0.grants.borrow().clear_at(object, epoch, from);
-            if self.0.world.now() >= clear_at {
+            if self.0.world.now() >= clear_at || mutant!("member.fence_waits_for_nobody") {
                 break;
             }
             sometimes!("member.fence_waits_for_a_lease");

@@ -8,7 +8,7 @@ use crate::objects::Event;
 use crate::owner::{Fail, Owner, Stop};
 use atoll_format::id::{ComponentId, HostId, Incarnation, Seq, Session};
 use atoll_format::record::{MemberState, ObjectRecord};
-use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
 use std::rc::Rc;
 
 /// A member that refuses in so many sessions in a row is dropped.
@@ -104,7 +104,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 }
                 Some(Role::Absent { .. }) | None => break,
             }
-            let last = !leg.has_other_active(slot);
+            let last = !leg.has_other_active(slot) && !mutant!("mend.drops_the_last");
             let may_pass = trouble.may_pass() && refusals <= REFUSALS_MAX;
             if last || (may_pass && self.now() < give_up) {
                 match self.attach(&leg, slot, give_up).await {
@@ -138,7 +138,9 @@ impl<W: World, S: Components> Owner<W, S> {
             // Everything committed was acknowledged by this member; what is still in flight comes
             // again. The last active member is what there is (R20).
             Ok(Reply::Promise { promise, doubtful })
-                if (doubtful || promise.newest < leg.committed()) && leg.has_other_active(slot) =>
+                if (doubtful || promise.newest < leg.committed())
+                    && leg.has_other_active(slot)
+                    && !mutant!("mend.lost_end_unnoticed") =>
             {
                 sometimes!("mend.member_lost_what_it_acknowledged");
                 Err(Trouble::Stale)
@@ -161,13 +163,18 @@ impl<W: World, S: Components> Owner<W, S> {
         let Some(member) = leg.member(slot) else { return Ok(()) };
         let lost = trouble.is_lost();
         let at_ms = self.world().unix_ms();
+        if mutant!("mend.acks_before_the_change") && leg.has_other_active(slot) {
+            leg.with_member(slot, |m| m.role = Role::Absent { since: leg.committed() });
+            leg.poke_all();
+        }
         self.change(|record| {
             // Decided again at each attempt: another member may have gone meanwhile (R20).
-            if !leg.has_other_active(slot) {
+            if !leg.has_other_active(slot) && !mutant!("mend.drops_the_last") {
                 return false;
             }
             // W at the moment of the change (R4): neither assigned nor acknowledged ids will do.
             let since = if *trouble == Trouble::Stale { Seq(0) } else { leg.committed() };
+            let since = if mutant!("mend.since_the_last") { leg.last() } else { since };
             let Some(state) = state_of(record, member.component) else { return false };
             *state = MemberState::Absent { since, at_ms, lost };
             true
@@ -197,7 +204,8 @@ impl<W: World, S: Components> Owner<W, S> {
             .change(|record| {
                 let Some(state) = state_of(record, member.component) else { return false };
                 let MemberState::Resyncing { from } = *state else { return false };
-                *state = MemberState::Absent { since: from, at_ms, lost: false };
+                let since = if mutant!("mend.from_rises") { leg.committed() } else { from };
+                *state = MemberState::Absent { since, at_ms, lost: false };
                 true
             })
             .await;

@@ -18,7 +18,7 @@ use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::sync::Notify;
-use atoll_world::{Components, Lane, Nanos, World, sometimes};
+use atoll_world::{Components, Lane, Nanos, World, mutant, sometimes};
 use futures_util::future::{LocalBoxFuture, select};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -601,9 +601,11 @@ impl<W: World, S: Components> Objects<W, S> {
         if answered != serial {
             return;
         }
+        let from_here = mutant!("objects.lease_from_the_answer");
+        let until = if from_here { self.0.world.now() + LEASE } else { until };
         for (object, epoch) in objects {
             let Some(owner) = self.0.owner(object).filter(|o| o.0.epoch == epoch) else { continue };
-            if excluded.contains(&object) {
+            if excluded.contains(&object) && !mutant!("objects.refused_lease_counts") {
                 sometimes!("objects.lease_refused");
                 let owner = owner.clone();
                 self.0.world.spawn(async move { owner.verify().await });
@@ -629,6 +631,8 @@ impl<W: World, S: Components> Objects<W, S> {
             let _ = self.0.world.timeout_at(until, taking).await;
         }
         let Some(owner) = self.0.owner(object) else { return Reply::NotOwner };
+        let admission =
+            if mutant!("objects.any_admission") { owner.admission() } else { admission };
         if io.is_change() && admission != owner.admission() {
             sometimes!("objects.change_under_an_older_admission");
             return Reply::Admitted(owner.admission());

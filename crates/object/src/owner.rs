@@ -28,7 +28,7 @@ use atoll_transport::CallError;
 use atoll_world::directory::Revision;
 use atoll_world::sync::{Notify, Permit, Semaphore, oneshot};
 use atoll_world::{
-    Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes,
+    Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
 };
 use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
@@ -194,7 +194,7 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Stops for good: no acknowledgement, no answer, no change from here on (R21).
     pub fn stop(&self, why: Stop) {
-        if self.is_stopped() {
+        if self.is_stopped() || mutant!("owner.superseded_goes_on") && why == Stop::Superseded {
             return;
         }
         self.0.ctx.event(Event::OwnerStopped { object: self.0.id, epoch: self.0.epoch });
@@ -302,6 +302,7 @@ impl<W: World, S: Components> Owner<W, S> {
             .borrow()
             .iter()
             .filter(|m| m.role.receives())
+            .filter(|m| m.role.is_awaited() || !mutant!("owner.resyncing_gets_nothing"))
             .map(|m| (m.host == here, m.slot))
             .collect();
         // Remote members first: their round trip runs beside the local write.
@@ -440,7 +441,11 @@ impl<W: World, S: Components> Owner<W, S> {
         let (leg, place) = self.place(at, len)?;
         let (op, bytes) = self.permits(len as usize).await;
         let range = covering(place.offset, len);
-        let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        let merges = !whole_blocks(place.offset, len);
+        // Locks of a leg that is not there are nobody's.
+        let of =
+            if mutant!("owner.merges_without_lock") && merges { 999 } else { leg.index as u16 };
+        let guard = self.0.locks.lock_exclusive(of, range).await;
         let (crcs, data) = if whole_blocks(place.offset, len) {
             // A front end may cut its pieces anywhere; a store takes whole blocks.
             let cut = data.iter().any(|b| !b.len().is_multiple_of(BLOCK_LEN) || !b.is_aligned());
@@ -539,14 +544,15 @@ impl<W: World, S: Components> Owner<W, S> {
                 let mut clients = self.0.clients.borrow_mut();
                 let log = clients.entry(ticket.client).or_default();
                 log.used = self.now();
-                if ticket.number < log.settled_below {
+                if ticket.number < log.settled_below && !mutant!("owner.late_request_counts") {
                     sometimes!("owner.late_request_of_a_settled_operation");
                     return Err(Fail::Stopped);
                 }
                 log.settled_below = log.settled_below.max(ticket.settled_below);
                 let settled_below = log.settled_below;
                 log.open.retain(|&n, in_flight| n >= settled_below || in_flight.is_some());
-                match log.open.get(&ticket.number) {
+                match log.open.get(&ticket.number).filter(|_| !mutant!("owner.retry_joins_nothing"))
+                {
                     Some(Some(first)) => first.notified(),
                     Some(None) => return Ok(()),
                     None => {
@@ -561,7 +567,7 @@ impl<W: World, S: Components> Owner<W, S> {
         // Also when the caller goes away: nobody waits for ever for what has no end.
         let _ended = Ended { owner: self, ticket, ended };
         let result = async {
-            if retry && self.was_applied(ticket, at).await? {
+            if retry && !mutant!("owner.retry_is_applied") && self.was_applied(ticket, at).await? {
                 sometimes!("owner.retry_was_applied");
                 return Ok(());
             }

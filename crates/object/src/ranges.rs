@@ -7,6 +7,7 @@
 //! Invariant: two held locks that overlap are both shared.
 
 use atoll_format::op::BlockRange;
+use atoll_world::mutant;
 use atoll_world::sync::{Receiver, Sender, oneshot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -90,7 +91,7 @@ impl RangeLocks {
         leg: u16,
         range: BlockRange,
     ) -> impl Future<Output = RangeGuard> + use<> {
-        self.lock(leg, range, true)
+        self.lock(leg, range, !mutant!("ranges.exclusive_is_shared"))
     }
 
     fn lock(

@@ -12,7 +12,9 @@ use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_transport::CallError;
 use atoll_world::components::{Copy, CopyBlock, ReadBlocks};
 use atoll_world::volume::{Extent, ExtentKind};
-use atoll_world::{Buf, Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes};
+use atoll_world::{
+    Buf, Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
+};
 use futures_util::future::{Either, select};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,7 +42,8 @@ impl<W: World, S: Components> Owner<W, S> {
     pub async fn read(&self, at: u64, len: u64) -> Result<Vec<Buf>, Fail> {
         let (leg, place) = self.place(at, len)?;
         let range = covering(place.offset, len);
-        let guard = self.0.locks.lock_shared(leg.index as u16, range).await;
+        let of = if mutant!("read.without_lock") { 999 } else { leg.index as u16 };
+        let guard = self.0.locks.lock_shared(of, range).await;
         self.count_guest();
         let blocks = self.read_blocks(&leg, range).await?;
         self.await_lease(&leg).await?;
@@ -61,7 +64,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 return Err(Fail::Stopped);
             }
             let now = self.now();
-            if now < leg.lease_until() {
+            if now < leg.lease_until() || mutant!("read.without_lease") {
                 return Ok(());
             }
             sometimes!("owner.read_waits_for_a_lease");
@@ -92,6 +95,14 @@ impl<W: World, S: Components> Owner<W, S> {
                             self.repair_later(leg, slot, blocks_bad);
                         }
                         return Ok(blocks);
+                    }
+                    Ok(Reply::Failed(StoreError::Bad(_))) if mutant!("read.bad_is_zeros") => {
+                        let count = usize::from(range.count);
+                        let tags = vec![BlockTag::default(); count];
+                        return Ok(ReadBlocks {
+                            tags,
+                            payload: vec![Buf::zeros(count * BLOCK as usize)],
+                        });
                     }
                     Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((reader.slot, blocks)),
                     Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
@@ -138,6 +149,9 @@ impl<W: World, S: Components> Owner<W, S> {
     fn readers(&self, leg: &Leg, chunk: u32) -> Vec<Member> {
         let mut readers: Vec<Member> =
             leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
+        if mutant!("read.from_the_resyncing") {
+            readers = leg.members.borrow().iter().filter(|m| m.role.receives()).cloned().collect();
+        }
         if !readers.is_empty() {
             let turn = chunk as usize % readers.len();
             readers.rotate_left(turn);
@@ -233,6 +247,9 @@ impl<W: World, S: Components> Owner<W, S> {
         let (owner, leg) = (self.clone(), leg.clone());
         self.0.ctx.world.spawn(async move {
             for block in blocks {
+                if mutant!("read.repairs_nothing") {
+                    return;
+                }
                 if owner.repair(&leg, slot, block).await {
                     let object = owner.0.id;
                     let host = leg.member(slot).map(|m| m.host).unwrap_or_default();
@@ -246,7 +263,8 @@ impl<W: World, S: Components> Owner<W, S> {
     /// from racing a write; a seq that changed meanwhile would make it a no-op.
     async fn repair(&self, leg: &Rc<Leg>, slot: u8, block: u32) -> bool {
         let range = BlockRange { start: block, count: 1 };
-        let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        let of = if mutant!("read.repairs_without_lock") { 999 } else { leg.index as u16 };
+        let _guard = self.0.locks.lock_exclusive(of, range).await;
         let Some(target) = leg.member(slot) else { return false };
         for source in self.readers(leg, range.chunk()) {
             if source.slot == slot {
@@ -265,7 +283,7 @@ impl<W: World, S: Components> Owner<W, S> {
             let (component, session) = (target.component, target.session);
             let request = Request::CopyIn { component, session, copy };
             let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
-            if reply.is_err() {
+            if reply.is_err() && !mutant!("read.late_repair_counts") {
                 // The copy may still arrive, and would then undo a newer write: the range stays
                 // locked until the member is in another session, or out (F10).
                 self.outdate(leg, &target).await;

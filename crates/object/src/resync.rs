@@ -16,7 +16,9 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
-use atoll_world::{Components, Lane, Nanos, StoreError, VolumeError, World, buf, sometimes};
+use atoll_world::{
+    Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -260,7 +262,8 @@ impl<W: World, S: Components> Owner<W, S> {
         let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
         let life = self.life_of(member.host);
         let mut from = from;
-        if from > Seq(0) && (doubtful || promise.newest < from) {
+        let lost_some = doubtful || promise.newest < from;
+        if from > Seq(0) && lost_some && !mutant!("resync.lost_end_unnoticed") {
             // It had everything up to `from`, and has it no more (rows 28, 50).
             sometimes!("resync.returning_member_lost_what_it_had");
             from = Seq(0);
@@ -287,10 +290,16 @@ impl<W: World, S: Components> Owner<W, S> {
         let target = End::of(&member);
         // Both lists after the attach (R18): what others have past `from`, and what it has itself.
         let mut chunks = self.chunks_since(&target, from).await?;
+        if mutant!("resync.own_past_stays") {
+            chunks.clear();
+        }
         let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
         chunks.extend(self.chunks_since(&source, from).await?);
         if !self.is_source(leg, &source) {
             return Err(Fail::Stopped);
+        }
+        if mutant!("resync.copies_nothing") {
+            chunks.clear();
         }
         // Only now: both ends have answered, so this is not an attempt that had no source.
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
@@ -328,7 +337,8 @@ impl<W: World, S: Components> Owner<W, S> {
             let copied = {
                 let range =
                     BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: BLOCKS_PER_CHUNK as u16 };
-                let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+                let of = if mutant!("resync.without_lock") { 999 } else { leg.index as u16 };
+                let _guard = self.0.locks.lock_exclusive(of, range).await;
                 loop {
                     // Chosen under the lock: while it was waited for, an operation of this chunk
                     // may have been decided without the one that would have been the source.
@@ -421,7 +431,7 @@ impl<W: World, S: Components> Owner<W, S> {
     pub(crate) fn is_source(&self, leg: &Leg, end: &End) -> bool {
         leg.members.borrow().iter().any(|m| {
             let same = m.component == end.component && m.session == end.session;
-            same && m.role == Role::Active && !m.mending
+            (same || mutant!("resync.any_source")) && m.role == Role::Active && !m.mending
         })
     }
 
@@ -444,7 +454,9 @@ impl<W: World, S: Components> Owner<W, S> {
         let behind: Vec<(u32, BlockTag)> = (0..BLOCKS_PER_CHUNK)
             .filter(|&i| {
                 let (a, c) = (a[i as usize], c[i as usize]);
-                a.seq != c.seq || (c.state == BlockState::Bad && a.state != BlockState::Bad)
+                let differ =
+                    if mutant!("resync.newer_wins") { a.seq > c.seq } else { a.seq != c.seq };
+                differ || (c.state == BlockState::Bad && a.state != BlockState::Bad)
             })
             .map(|i| (chunk * BLOCKS_PER_CHUNK + i, a[i as usize]))
             .collect();
@@ -468,6 +480,10 @@ impl<W: World, S: Components> Owner<W, S> {
         let mut i = 0;
         while i < part.len() {
             let (block, tag) = part[i];
+            if tag.state.reads_as_zero() && mutant!("resync.discards_stay_behind") {
+                i += 1;
+                continue;
+            }
             if tag.state.reads_as_zero() {
                 blocks.push(CopyBlock { block, tag: BlockTag { crc: 0, ..tag }, bytes: None });
                 i += 1;
@@ -539,6 +555,7 @@ impl<W: World, S: Components> Owner<W, S> {
         loop {
             let ready = leg.member(slot).is_some_and(|m| {
                 let behind = m.unacked.first().is_some_and(|&seq| seq <= barrier);
+                let behind = behind && !mutant!("resync.no_barrier");
                 m.session == session && !m.mending && !behind && m.lease_until > self.now()
             });
             if ready {
@@ -553,6 +570,9 @@ impl<W: World, S: Components> Owner<W, S> {
             self.world().sleep(RETRY_EVERY / 5).await;
         }
         let replaced = self.replaced_by(leg, slot);
+        if mutant!("resync.promotes_before_the_change") {
+            leg.with_member(slot, |m| m.role = Role::Active);
+        }
         self.change(|record| {
             let Some(state) = state_of(record, member.component) else { return false };
             *state = MemberState::Active;
@@ -689,5 +709,7 @@ impl<W: World, S: Components> Owner<W, S> {
 
 fn bad_block(block: u32, tag: BlockTag) -> CopyBlock {
     sometimes!("resync.block_without_a_good_copy");
-    CopyBlock { block, tag: BlockTag { seq: tag.seq, state: BlockState::Bad, crc: 0 }, bytes: None }
+    let zeros = mutant!("resync.bad_becomes_zeros");
+    let state = if zeros { BlockState::Zero } else { BlockState::Bad };
+    CopyBlock { block, tag: BlockTag { seq: tag.seq, state, crc: 0 }, bytes: None }
 }

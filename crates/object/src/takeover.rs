@@ -28,7 +28,7 @@ use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_EPOCH_GAP};
 use atoll_world::components::{Copy, CopyBlock};
 use atoll_world::directory::Revision;
 use atoll_world::{
-    Buf, Components, Directory, DirectoryError, Lane, Nanos, StoreError, World, sometimes,
+    Buf, Components, Directory, DirectoryError, Lane, Nanos, StoreError, World, mutant, sometimes,
 };
 use futures_util::StreamExt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -108,7 +108,7 @@ pub(crate) async fn take_over<W: World, S: Components>(
 ) -> Result<Owner<W, S>, TakeoverError> {
     let world = &ctx.world;
     let mut next = record;
-    next.epoch.0 += 1;
+    next.epoch.0 += u32::from(!mutant!("takeover.epoch_stays"));
     next.owner = Some(ctx.me());
     let (record, revision) = confirm(world, next, revision).await?;
     ctx.event(Event::TakingOver { object: record.id, epoch: record.epoch });
@@ -156,7 +156,8 @@ async fn fence_all<W: World, S: Components>(
         }
     }
     for (leg, members) in record.legs.iter().enumerate() {
-        if !members.members.iter().any(|m| fenced.contains_key(&m.component)) {
+        let any = members.members.iter().any(|m| fenced.contains_key(&m.component));
+        if !any && !mutant!("takeover.drops_all") {
             sometimes!("takeover.inaccessible");
             let hosts: Vec<String> = members
                 .members
@@ -194,7 +195,7 @@ async fn fence_one<W: World, S: Components>(
     // one that has just started itself may not know yet where the others are: without patience it
     // would drop every copy but its own.
     let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
-    loop {
+    while !mutant!("takeover.does_not_fence") {
         let until = world.now() + FENCE_DEADLINE;
         match ctx.peers().call(member.host, Lane::Control, fence(), until).await {
             Ok(Reply::Promise { .. }) => break,
@@ -262,9 +263,13 @@ fn settle<W: World, S: Components>(
     for leg in &mut record.legs {
         let answers = || leg.members.iter().filter_map(|m| fenced.get(&m.component));
         // The highest watermark that any fenced member knows, before roll-forward (R4, A1).
-        let watermark = answers().map(|a| a.promise.committed).max().unwrap_or_default();
+        let mut watermark = answers().map(|a| a.promise.committed).max().unwrap_or_default();
+        if mutant!("takeover.since_the_newest") {
+            watermark = answers().map(|a| a.promise.newest).max().unwrap_or_default();
+        }
         newest = newest.max(answers().map(|a| a.promise.newest).max().unwrap_or_default());
-        let sound = |a: &Fenced| !a.doubtful && a.promise.newest >= watermark;
+        let doubtful = |a: &Fenced| a.doubtful && !mutant!("takeover.doubt_is_ignored");
+        let sound = |a: &Fenced| !doubtful(a) && a.promise.newest >= watermark;
         let any_sound = answers().any(sound);
         for member in &mut leg.members {
             let lost = lost.contains(&member.component);
@@ -279,12 +284,15 @@ fn settle<W: World, S: Components>(
                 (MemberState::Active, Some(a)) if !sound(a) && any_sound => {
                     sometimes!("takeover.drops_a_stale_member");
                     let own = a.promise.committed.min(a.promise.newest);
-                    let since = if a.doubtful { Seq(0) } else { own };
+                    let since = if doubtful(a) { Seq(0) } else { own };
                     member.state = MemberState::Absent { since, at_ms, lost };
                 }
                 (MemberState::Resyncing { from }, _) => match resyncing.get(&member.component) {
                     None => member.state = MemberState::Absent { since: from, at_ms, lost },
-                    Some(a) if a.doubtful || a.promise.newest < from => {
+                    Some(_) if mutant!("takeover.resyncing_is_active") => {
+                        member.state = MemberState::Active;
+                    }
+                    Some(a) if doubtful(a) || a.promise.newest < from => {
                         member.state = MemberState::Resyncing { from: Seq(0) };
                     }
                     Some(_) => {}
@@ -299,7 +307,8 @@ fn settle<W: World, S: Components>(
     }
     // Never below what any earlier epoch can have used, also towards members that are away now
     // (`store.md` rule 7).
-    record.seq_base = Seq(newest.0 + SEQ_EPOCH_GAP);
+    let gap = if mutant!("takeover.seqs_come_again") { 0 } else { SEQ_EPOCH_GAP };
+    record.seq_base = if gap == 0 { record.seq_base } else { Seq(newest.0 + gap) };
     (record, committed)
 }
 
@@ -359,11 +368,14 @@ async fn roll_forward<W: World, S: Components>(
                     tickets.insert(op.id.seq, (op.ticket.client, op.ticket.number));
                 }
             }
-            if answer.doubtful {
+            if answer.doubtful && !mutant!("takeover.doubt_is_ignored") {
                 for other in &active {
                     chunks.extend(owner.chunks_since(&End::of(other), Seq(0)).await?);
                 }
             }
+        }
+        if mutant!("takeover.rolls_nothing_forward") {
+            chunks.clear();
         }
         let trusted: Vec<bool> =
             active.iter().map(|m| fenced.get(&m.component).is_some_and(|a| !a.doubtful)).collect();

@@ -12,7 +12,7 @@ use crate::owner::{Fail, Owner};
 use crate::resync::End;
 use atoll_format::id::{ClientId, Ticket};
 use atoll_world::components::SetTickets;
-use atoll_world::{Components, Lane, World, sometimes};
+use atoll_world::{Components, Lane, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -93,6 +93,9 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         all.open.retain(|key, _| !rolled_back.contains(key));
         for (end, table) in ends.iter().zip(&tables) {
+            if mutant!("tickets.not_made_equal") {
+                break;
+            }
             for set in all.over(table).parts() {
                 sometimes!("takeover.tickets_made_equal");
                 self.set_tickets(end, set).await?;
@@ -116,6 +119,9 @@ impl<W: World, S: Components> Owner<W, S> {
             return Err(Fail::Stopped);
         }
         for mut set in wanted.over(&has).parts() {
+            if mutant!("tickets.not_brought") {
+                break;
+            }
             sometimes!("resync.tickets_brought");
             // A retry of an operation that a copy undid may have come meanwhile; this message is
             // behind it.

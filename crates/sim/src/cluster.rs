@@ -9,7 +9,7 @@ use crate::activity::{Activities, Activity, LOOK_EVERY};
 use crate::admin::Admin;
 use crate::disk::SimDisk;
 use crate::executor::Executor;
-use crate::fault::Plan;
+use crate::fault::{FaultKind, Plan};
 use crate::pattern::{self, SECTOR};
 use crate::rig::Rig;
 use crate::rng::Rng;
@@ -132,6 +132,8 @@ struct Inner<T: Storage> {
     nodes: RefCell<Vec<Running<T>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
+    /// The host whose blocks may be bad; none: nothing is known about that.
+    damaged: Cell<Option<Option<u16>>>,
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
     admin: Admin,
@@ -198,6 +200,7 @@ impl<T: Storage> Cluster<T> {
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
+            damaged: Cell::new(None),
             violations: RefCell::default(),
             owners: RefCell::default(),
             admin: Admin::default(),
@@ -278,6 +281,12 @@ impl<T: Storage> Cluster<T> {
         loop {
             for event in node.local_events(seen, 100) {
                 seen = event.number;
+                if self.is_sound(host) && ["bad-block", "log-damage"].contains(&&event.kind[..]) {
+                    self.violated(format!(
+                        "h{host} finds damage that no fault made: {}",
+                        event.message
+                    ));
+                }
                 let ex = self.executor();
                 ex.trace().event(ex.now(), Some(host), "node", 0, || {
                     format!("{}: {}", event.kind, event.message)
@@ -285,6 +294,11 @@ impl<T: Storage> Cluster<T> {
             }
             world.sleep(Nanos::from_ms(200)).await;
         }
+    }
+
+    /// Whether every block of that host must be good: what its media took they kept, and gave.
+    fn is_sound(&self, host: u16) -> bool {
+        self.0.damaged.get().is_some_and(|victim| victim != Some(host))
     }
 
     async fn run_client(
@@ -521,6 +535,9 @@ impl<T: Storage> Cluster<T> {
         self.executor().spawn(harness, self.clone().watch_owners());
         self.executor().spawn(harness, self.clone().watch_activities());
         self.0.clients_on.set(true);
+        // A block that was not given twice counts as bad.
+        let gives_all = !plan.on.has(FaultKind::ReadError) && !plan.beyond;
+        self.0.damaged.set(gives_all.then_some(plan.victim));
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
         self.executor().spawn(harness, rig.clone().befall_later(plan.clone()));
@@ -540,6 +557,9 @@ impl<T: Storage> Cluster<T> {
             return self.finish_beyond().await;
         }
         self.finish(plan.victim).await;
+        for (v, lost) in self.0.books.iter().map(Book::losses).enumerate().filter(|b| b.1 > 0) {
+            self.violated(format!("volume v{v}: {lost} operations were told that data is lost"));
+        }
     }
 
     /// After more than the policy survives: whatever is still given is right, the rest is refused
@@ -609,6 +629,10 @@ impl<T: Storage> Cluster<T> {
                     self.violated(format!(
                         "the disk group of h{host} has failed in the end: {why}"
                     ));
+                }
+                let bad = store.counters().checksum_errors;
+                if bad > 0 && self.is_sound(host) {
+                    self.violated(format!("h{host} found {bad} bad blocks that no fault made"));
                 }
                 if let Err(why) = self.0.storage.audit(&store) {
                     self.violated(format!("accounting of h{host}: {why}"));

@@ -22,6 +22,7 @@
 //! | [`part`], [`shrink`] | a part of what a seed does; the least that still fails |
 //! | [`timeline`] | a run as a page to look at |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
+//! | [`mutants`] | deliberate flaws of all that, each of which must be found |
 //!
 //! Absent here: the operating system's clock, entropy, threads and files.
 
@@ -37,10 +38,10 @@ pub mod executor;
 pub mod fault;
 pub mod ideal;
 pub mod model;
+pub mod mutants;
 pub mod net;
 pub mod part;
 pub mod pattern;
-
 pub mod rig;
 pub mod rng;
 pub mod run;

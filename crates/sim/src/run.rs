@@ -33,6 +33,9 @@ const EFFECTS_MAX: usize = 20_000;
 /// A host that there is not: of clients that are left out.
 const NOWHERE: u16 = u16::MAX;
 
+/// How many hosts there are, by chance.
+const HOSTS: &[u16] = &[3, 3, 3, 4];
+
 /// Every mark in the code that runs here, one a line; `cargo xtask tidy` keeps the list.
 const MARKS: &str = include_str!("../marks.txt");
 
@@ -124,7 +127,7 @@ impl Setup {
     /// Of a seed.
     pub fn of_seed(seed: u64, options: &Options) -> Self {
         let mut rng = Rng::named(seed, "rig");
-        let hosts = options.hosts.unwrap_or(*rng.pick(&[3, 3, 3, 4]));
+        let hosts = options.hosts.unwrap_or(*rng.pick(HOSTS));
         let machines = RigSpec {
             hosts,
             disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
@@ -220,6 +223,11 @@ pub fn run_one(seed: u64, options: &Options) -> Outcome {
         }
     }
     outcome
+}
+
+/// Hosts of a seed's cluster, if its options do not say.
+pub fn hosts_of_seed(seed: u64) -> u16 {
+    *Rng::named(seed, "rig").pick(HOSTS)
 }
 
 fn once(seed: u64, options: &Options) -> Outcome {

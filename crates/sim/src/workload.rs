@@ -57,6 +57,9 @@ pub enum Clear {
 #[derive(Clone)]
 pub struct Book(Rc<Inner>);
 
+/// The error of a read that brought what nobody wrote.
+const WRONG_BYTE: &str = "wrong byte";
+
 struct Inner {
     executor: Executor,
     history: RefCell<History>,
@@ -69,6 +72,8 @@ struct Inner {
     writing: Cell<u32>,
     clearing: Cell<u32>,
     errors: Cell<u64>,
+    /// Of them those that say that data is lost.
+    losses: Cell<u64>,
     /// Bytes that no write can have made: a wrong byte was returned.
     wrong: RefCell<Vec<String>>,
 }
@@ -88,6 +93,7 @@ impl Book {
             writing: Cell::new(0),
             clearing: Cell::new(0),
             errors: Cell::new(0),
+            losses: Cell::new(0),
             wrong: RefCell::default(),
         }))
     }
@@ -116,6 +122,10 @@ impl Book {
     /// Operations that failed.
     pub fn errors(&self) -> u64 {
         self.0.errors.get()
+    }
+    /// Operations that failed because their data is lost.
+    pub fn losses(&self) -> u64 {
+        self.0.losses.get()
     }
     /// The history so far.
     pub fn history(&self) -> std::cell::Ref<'_, History> {
@@ -167,7 +177,7 @@ impl Book {
                     let text = format!("client {client} read a wrong byte: {why}");
                     self.0.executor.trace().fact(now, None, "checker", text.clone());
                     self.0.wrong.borrow_mut().push(text);
-                    return Err(VolumeError::Io("wrong byte".into()));
+                    return Err(VolumeError::Io(WRONG_BYTE.into()));
                 }
             }
         }
@@ -258,6 +268,9 @@ impl Book {
             };
             if let Err(error) = result {
                 inner.errors.set(inner.errors.get() + 1);
+                if matches!(&error, VolumeError::Io(why) if why != WRONG_BYTE) {
+                    inner.losses.set(inner.losses.get() + 1);
+                }
                 let now = inner.executor.now();
                 inner.executor.trace().event(now, None, "client", u64::from(client), || {
                     format!("client {client} at {first}+{sectors}: {error}")

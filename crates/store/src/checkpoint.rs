@@ -15,7 +15,7 @@ use atoll_format::chunk::{
     BlockEntry, CheckpointHead, NONE, PAGE_LEN, PageHead, RawRun, check_page, encode_page,
 };
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
-use atoll_world::{Buf, BufMut, Durability, World, sometimes};
+use atoll_world::{Buf, BufMut, Durability, World, mutant, sometimes};
 use futures_util::StreamExt;
 use futures_util::stream;
 use std::rc::Rc;
@@ -58,7 +58,10 @@ pub(crate) async fn load_page<W: World>(
     // Twice: a transfer may fail where the medium is good.
     for _ in 0..2 {
         match group.devices[device].read(at, PAGE_LEN as u32).await {
-            Ok(bytes) if check_page(&bytes, &head, entry.page_crc).is_ok() => {
+            Ok(bytes)
+                if check_page(&bytes, &head, entry.page_crc).is_ok()
+                    || mutant!("checkpoint.page_not_checked") =>
+            {
                 page = Page::Good(bytes);
                 break;
             }
@@ -163,7 +166,10 @@ async fn write_back<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         }
     }
     for (device, touched) in touched.into_iter().enumerate() {
-        if touched && let Err(e) = group.devices[device].flush().await {
+        if touched
+            && !mutant!("checkpoint.pages_not_flushed")
+            && let Err(e) = group.devices[device].flush().await
+        {
             group.device_failed(device, &e);
         }
     }
@@ -253,7 +259,9 @@ fn install(state: &mut State, new: NewPage) {
         state.overlay_chunks[new.capacity] -= 1;
         hot.overlay = Vec::new();
     }
-    if old != NONE {
+    if old != NONE && mutant!("checkpoint.page_freed_early") {
+        state.space[new.capacity].pages.free(old);
+    } else if old != NONE {
         state.space[new.capacity].retired_pages.push(old);
     }
     state.set_entry(new.local, new.chunk, entry);
@@ -272,7 +280,7 @@ async fn write_copy<W: World>(
     // With nothing left in the log's index, chunks are where the table says, and the records that
     // follow hold all small state: the batches so far have nothing more to say.
     let replay_after = {
-        let settled = group.state.borrow().index_blocks == 0;
+        let settled = group.state.borrow().index_blocks == 0 || mutant!("checkpoint.ends_the_log");
         if settled { group.queue.borrow().next_seq - 1 } else { 0 }
     };
     let (mut body_len, mut body_crc, mut components) = (0u64, 0u32, 0u32);
@@ -292,7 +300,8 @@ async fn write_copy<W: World>(
         };
         while bytes.len() >= PIECE || (next.is_none() && !bytes.is_empty()) {
             let len = bytes.len().min(PIECE);
-            body_crc = crc_append(body_crc, &bytes[..len]);
+            let summed = len - usize::from(mutant!("checkpoint.sum_forgets_a_byte"));
+            body_crc = crc_append(body_crc, &bytes[..summed]);
             let mut piece = BufMut::zeroed(len.next_multiple_of(BLOCK_LEN));
             piece[..len].copy_from_slice(&bytes[..len]);
             if body_len + piece.len() as u64 > room {
@@ -309,7 +318,9 @@ async fn write_copy<W: World>(
             }
         }
     }
-    if let Err(e) = group.log_device().flush().await {
+    if !mutant!("checkpoint.body_not_flushed")
+        && let Err(e) = group.log_device().flush().await
+    {
         group.device_failed(0, &e);
         return Err(());
     }

@@ -14,6 +14,7 @@ use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Sessio
 use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
 use atoll_format::units::{BLOCK, COMPONENT_MAX, SEQ_MAX};
 use atoll_world::components::{ComponentSpec, ComponentStatus};
+use atoll_world::mutant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -218,7 +219,7 @@ impl Component {
     }
 
     pub(crate) fn note_ticket(&mut self, ticket: Ticket) {
-        if ticket.number == 0 {
+        if ticket.number == 0 || mutant!("component.tickets_not_noted") {
             return;
         }
         self.client_uses += 1;
@@ -440,6 +441,10 @@ pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
         };
         let id = OpId { epoch: Epoch(listed.epoch.get()), seq: Seq(listed.seq.get()) };
         c.uncommitted.insert(id.seq, OpRecord { id, ticket, kind, range });
+    }
+    if mutant!("component.newest_not_saved") {
+        c.promise.newest = c.promise.committed;
+        c.uncommitted.clear();
     }
     Ok((c, raw.runs.get()))
 }

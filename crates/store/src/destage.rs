@@ -23,7 +23,7 @@ use atoll_format::id::Seq;
 use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::StoreEvent;
-use atoll_world::{Buf, Durability, FixedMap, Nanos, World, sometimes};
+use atoll_world::{Buf, Durability, FixedMap, Nanos, World, mutant, sometimes};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -176,7 +176,8 @@ fn trim_to(state: &State, less: &BTreeMap<usize, u64>) -> u64 {
     let mut segment = state.trim_below;
     while segment < state.head_segment {
         let index = (segment % state.geometry.segments) as usize;
-        if state.ring[index].live > less.get(&index).copied().unwrap_or(0) {
+        let leaves = less.get(&index).copied().unwrap_or(0);
+        if state.ring[index].live > leaves && !mutant!("destage.trims_too_far") {
             break;
         }
         segment += 1;
@@ -438,7 +439,7 @@ async fn decide_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
                 .unwrap_or_else(|| task.entry.base());
             entry.state == BlockState::Raw
         };
-        task.keeps_slot = (0..=u8::MAX).any(stays);
+        task.keeps_slot = (0..=u8::MAX).any(stays) && !mutant!("destage.slot_given_up");
     }
 }
 
@@ -511,6 +512,9 @@ async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<()
         }
     }
     for device in devices {
+        if mutant!("destage.home_not_flushed") {
+            break;
+        }
         if let Err(e) = group.devices[device].flush().await {
             group.device_failed(device, &e);
             failed = true;
@@ -578,7 +582,9 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
     }
     for task in tasks {
         let Some(c) = state.components.get(&task.local) else { continue };
-        if let Some(whole) = task.whole.as_ref().and_then(Whole::uniform) {
+        if let Some(whole) = task.whole.as_ref().and_then(Whole::uniform)
+            && !mutant!("destage.whole_not_recorded")
+        {
             records.push(JournalKind::Whole, |r| {
                 r.component = task.local.into();
                 r.block = task.chunk.into();
@@ -643,7 +649,8 @@ fn install(state: &mut State, task: &Task) {
     let snapshot: FixedMap<u8, Pending> = task.pending.iter().map(|p| (p.block(), *p)).collect();
     let mut left = Vec::new();
     hot.pending.retain(|p| {
-        let same = snapshot.get(&p.block()) == Some(p);
+        let known = snapshot.get(&p.block());
+        let same = known == Some(p) || known.is_some() && mutant!("destage.the_older_wins");
         if same {
             left.push((p.at, 1));
         }

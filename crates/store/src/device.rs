@@ -10,7 +10,7 @@
 use atoll_format::superblock::SECOND_FROM_END;
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
-use atoll_world::{Buf, Disk, Durability, Nanos, World};
+use atoll_world::{Buf, Disk, Durability, Nanos, World, mutant};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -201,6 +201,8 @@ impl<W: World> Device<W> {
         let why = match done {
             // Failed while this request was under way: what it says no longer counts.
             Ok(Ok(())) => return self.usable().await,
+            Ok(Err(_)) if mutant!("device.write_error_ignored") && what != "flush" => return Ok(()),
+            Ok(Err(_)) if mutant!("device.flush_error_ignored") && what == "flush" => return Ok(()),
             Ok(Err(e)) => {
                 self.0.errors.set(self.0.errors.get() + 1);
                 let why = format!("{what} failed: {e}");

@@ -12,7 +12,7 @@ use atoll_format::chunk::{
 };
 use atoll_format::superblock::Region;
 use atoll_format::units::BLOCK_LEN;
-use atoll_world::{BufMut, Durability, World};
+use atoll_world::{BufMut, Durability, World, mutant};
 use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -108,8 +108,11 @@ pub(crate) async fn write<W: World>(
         head.crc = head.seal(&mut data);
         (head, data.freeze(), used)
     };
-    let written = group.log_device().write(head.at, vec![data], Durability::Durable).await;
-    if let Err(e) = written {
+    let volatile = mutant!("journal.not_durable");
+    let durability = if volatile { Durability::Volatile } else { Durability::Durable };
+    if !mutant!("journal.not_written")
+        && let Err(e) = group.log_device().write(head.at, vec![data], durability).await
+    {
         group.device_failed(0, &e);
         return Err(());
     }

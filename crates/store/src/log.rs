@@ -24,7 +24,7 @@ use atoll_format::op::{BlockState, OpKind};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentOp, ComponentSpec, CopyBlock, SetTickets};
 use atoll_world::sync::Sender;
-use atoll_world::{Buf, BufMut, Durability, Nanos, World, sometimes};
+use atoll_world::{Buf, BufMut, Durability, Nanos, World, mutant, sometimes};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -122,6 +122,9 @@ impl Item {
     /// Whether it may go into a batch.
     fn is_ready(&self) -> bool {
         match &self.effect {
+            Effect::Place { bytes, .. } if mutant!("log.placed_not_awaited") => {
+                bytes.get() != Bytes::Lost
+            }
             Effect::Place { bytes, .. } => bytes.get() == Bytes::Durable,
             _ => true,
         }
@@ -526,7 +529,9 @@ pub(crate) async fn place<W: World>(
     bytes: Rc<Cell<Bytes>>,
 ) {
     group.world.charge(limits::CPU_BLOCK * u64::from(BLOCKS_PER_CHUNK)).await;
-    match group.devices[device].write(at, payload, Durability::Durable).await {
+    let volatile = mutant!("log.placed_not_durable");
+    let durability = if volatile { Durability::Volatile } else { Durability::Durable };
+    match group.devices[device].write(at, payload, durability).await {
         Ok(()) => bytes.set(Bytes::Durable),
         Err(e) => {
             group.device_failed(device, &e);
@@ -540,7 +545,14 @@ async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
     let Batch { at, data, place, head, mut ops, mut crcs, header } = batch;
     let work = u64::from(head.ops.max(head.payload_blocks));
     group.world.charge(limits::CPU_BATCH + limits::CPU_BLOCK * work).await;
-    if let Err(e) = group.log_device().write(at, data, Durability::Durable).await {
+    if mutant!("log.answers_before_the_write") {
+        let mut queue = group.queue.borrow_mut();
+        let replies = queue.in_flight.iter_mut().filter_map(|item| item.reply.take());
+        replies.for_each(|reply| reply.send(()));
+    }
+    let volatile = mutant!("log.batch_not_durable");
+    let durability = if volatile { Durability::Volatile } else { Durability::Durable };
+    if let Err(e) = group.log_device().write(at, data, durability).await {
         group.device_failed(0, &e);
         return Err(());
     }
@@ -637,7 +649,8 @@ async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         let wake = group.trimmed.notified();
         {
             let mut state = group.state.borrow_mut();
-            let free = next - state.trim_below < state.geometry.segments;
+            let free = next - state.trim_below < state.geometry.segments
+                || mutant!("log.overwrites_what_is_needed");
             let ring = (next % state.geometry.segments) as usize;
             if free && state.ring[ring].readers == 0 {
                 state.ring[ring] = crate::state::Segment::default();

@@ -30,7 +30,7 @@ use atoll_format::op::BlockState;
 use atoll_format::superblock::Region;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, OPS_IN_FLIGHT_MAX, SEQ_MAX};
 use atoll_world::components::{ScrubProgress, StoreCounters, StoreEvent};
-use atoll_world::{Buf, FixedMap, World, sometimes};
+use atoll_world::{Buf, FixedMap, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::FromBytes;
 
@@ -479,7 +479,9 @@ pub(crate) fn replay_records(state: &mut State, body: &[u8]) -> Result<(), OpenE
                         let entry = BlockEntry { crc, seq, state: block_state };
                         overlay
                             .extend((first..first + count).map(|b| Overlay::new(b as u8, entry)));
-                        home.overlay = &overlay;
+                        if !mutant!("recover.block_records_skipped") {
+                            home.overlay = &overlay;
+                        }
                     }
                     k => return Err(OpenError::Newer(format!("journal record {k}"))),
                 }
@@ -532,6 +534,9 @@ fn build_space(state: &mut State) -> Result<(), OpenError> {
 /// means that the record which gave it up was lost with a part of the log: the chunk that claimed
 /// it first in the log, or only in the log, has no bytes there any more.
 fn claim_placed(state: &mut State) {
+    if mutant!("recover.placed_not_claimed") {
+        return;
+    }
     let mut claims: Vec<(u64, u32, u32, u32)> = Vec::new();
     for c in state.components.values() {
         for (&chunk, hot) in &c.hot {
@@ -745,6 +750,9 @@ fn apply_view(state: &mut State, scan: &mut Scan, view: &BatchView<'_>, payload:
     };
     let mut list = Vec::new();
     for op in view.ops {
+        if mutant!("recover.discards_forgotten") && op.kind == LogKind::Discard as u8 {
+            continue;
+        }
         list.clear();
         let is_write = op.kind == LogKind::Write as u8;
         if is_write || op.kind == LogKind::Placed as u8 {
@@ -858,7 +866,8 @@ async fn replay_open<W: World>(
     }
     if let Some((head, batch)) = held {
         let proven = scan.log_to.max(head.durable_to) >= head.seq;
-        if proven || payload_matches(&head, &batch)? {
+        let whole = payload_matches(&head, &batch)? && !mutant!("recover.last_batch_dropped");
+        if proven || whole || mutant!("recover.torn_batch_counts") {
             accept(state, scan, (head, batch), expected)?;
         } else {
             sometimes!("store.recover.torn_batch");
@@ -969,7 +978,9 @@ async fn mark_damage<W: World>(devices: &[Device<W>], state: &mut State, scan: &
     state.next_local = state.next_local.saturating_add(LOCALS_SKIPPED);
     for c in state.components.values_mut() {
         let until = Seq((c.promise.newest.0 + OPS_IN_FLIGHT_MAX).min(SEQ_MAX - 1));
-        c.doubt_until = c.doubt_until.max(until);
+        if !mutant!("recover.no_doubt") {
+            c.doubt_until = c.doubt_until.max(until);
+        }
     }
     drop_superseded(devices, state).await;
 }

@@ -8,6 +8,7 @@
 //! `live pages + pages_reserved <= pages.len - dirty_pages_max`.
 
 use crate::limits;
+use atoll_world::mutant;
 
 /// One bit per unit.
 #[derive(Debug)]
@@ -77,7 +78,9 @@ impl Bitmap {
             }
             if free != 0 {
                 let unit = w as u32 * 64 + free.trailing_zeros();
-                self.take(unit);
+                if !mutant!("space.slot_given_twice") {
+                    self.take(unit);
+                }
                 self.hint = if unit + 1 < self.len { unit + 1 } else { 0 };
                 return Some(unit);
             }

@@ -22,7 +22,7 @@ use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::{
     ComponentSpec, GroupSpace, ScrubProgress, StoreCounters, StoreError, StoreEvent,
 };
-use atoll_world::{FixedMap, Nanos, sometimes};
+use atoll_world::{FixedMap, Nanos, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Where everything lies: the labels, made handy. Never changes while a store runs.
@@ -638,7 +638,9 @@ impl State {
             || c.hot.get(&chunk).is_some_and(|h| {
                 !h.pending.is_empty() || h.whole.is_some() || !h.overlay.is_empty()
             });
-        if !touched && state == BlockState::Absent {
+        let forgotten = mutant!("state.discard_marks_nothing") && state == BlockState::Absent
+            || mutant!("state.zero_is_forgotten") && state == BlockState::Zero;
+        if !touched && state == BlockState::Absent || forgotten {
             return;
         }
         if !c.bad.is_empty() {
@@ -674,7 +676,11 @@ impl State {
             // While the log is replayed the slot may have another owner already: who still has
             // one is sorted out at the end.
             if let Some(slot) = superseded.filter(|&slot| slot != entry.slot && !self.recovering) {
-                hot.spare.push(slot);
+                if mutant!("state.slot_freed_early") {
+                    self.space[usize::from(c.device)].slots.free(slot);
+                } else {
+                    hot.spare.push(slot);
+                }
             }
             weight
         } else {

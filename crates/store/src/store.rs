@@ -21,7 +21,7 @@ use atoll_world::components::{
     ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
 };
 use atoll_world::sync::{Receiver, oneshot};
-use atoll_world::{Nanos, World, sometimes};
+use atoll_world::{Nanos, World, mutant, sometimes};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -129,7 +129,7 @@ impl<W: World> Store<W> {
         let mut state = self.group.state.borrow_mut();
         let c = state.find_mut(id)?;
         check_session(c, session)?;
-        if op.id.seq <= c.session_seq {
+        if op.id.seq <= c.session_seq && !mutant!("store.session_not_checked") {
             return Err(StoreError::Session { open: c.queued_session });
         }
         check_range(c, op.range)?;
@@ -158,7 +158,7 @@ impl<W: World> Store<W> {
         let c = state.components.get_mut(&local).expect("just found");
         c.session_seq = op.id.seq;
         let before = c.promise.committed;
-        c.commit(op.committed);
+        c.commit(if mutant!("store.commits_too_much") { op.id.seq } else { op.committed });
         let hinted = c.promise.committed > before;
         if hinted {
             state.hints.insert(local);
@@ -255,6 +255,9 @@ fn older(c: &Component) -> StoreError {
 }
 
 fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
+    if mutant!("store.session_not_checked") {
+        return Ok(());
+    }
     if session.epoch < c.queued_fence {
         return Err(older(c));
     }
@@ -419,6 +422,10 @@ impl<W: World> Components for Store<W> {
                 return Err(StoreError::Fenced { fenced: c.queued_fence });
             }
             c.queued_fence = epoch;
+            if mutant!("store.fence_not_durable") {
+                c.promise.fenced = epoch;
+                return Ok(c.promise);
+            }
             Effect::Fence { local: c.local, epoch }
         };
         let wait = self.queue(effect)?;
@@ -441,6 +448,10 @@ impl<W: World> Components for Store<W> {
             c.queued_fence = session.epoch;
             c.queued_session = session;
             c.session_seq = Seq(0);
+            if mutant!("store.fence_not_durable") {
+                (c.promise.fenced, c.session) = (session.epoch, session);
+                return Ok(c.promise);
+            }
             Effect::Attach { local: c.local, session }
         };
         let wait = self.queue(effect)?;

@@ -15,8 +15,8 @@
 use crate::error::CallError;
 use crate::limits::{WAITING_BYTES_MAX, WAITING_CALLS_MAX};
 use crate::message::Encoded;
-use atoll_world::Nanos;
 use atoll_world::sync::Sender;
+use atoll_world::{Nanos, mutant};
 use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) type Answer<T> = Sender<Result<T, CallError>>;
@@ -136,6 +136,8 @@ impl<T> Outgoing<T> {
 
     /// A reply (or a refusal) of that request arrived: its part of the window is free again.
     pub(crate) fn on_reply(&mut self, id: u64) -> Found<T> {
+        let first = self.sent.keys().next().copied().unwrap_or(id);
+        let id = if mutant!("outgoing.reply_to_the_oldest") { first } else { id };
         let Some(sent) = self.sent.remove(&id) else { return Found::Unknown };
         self.sent_bytes -= sent.cost;
         match sent.answer {
@@ -169,6 +171,9 @@ impl<T> Outgoing<T> {
         let sent = std::mem::take(&mut self.sent).into_values();
         let mut out: Vec<_> =
             sent.filter_map(|s| s.answer).map(|a| (a, CallError::Disconnected)).collect();
+        if mutant!("outgoing.sent_counts_as_unsent") {
+            out.iter_mut().for_each(|(_, error)| *error = CallError::Unreachable);
+        }
         out.extend(self.waiting.drain(..).map(|c| (c.answer, unsent.clone())));
         (self.sent_bytes, self.waiting_bytes) = (0, 0);
         self.earliest = Nanos::NEVER;

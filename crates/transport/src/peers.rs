@@ -19,7 +19,7 @@ use atoll_format::frame::{
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_world::buf::total_len;
 use atoll_world::sync::{Notify, Receiver, oneshot};
-use atoll_world::{Conn, Lane, Nanos, Net, Packet, World};
+use atoll_world::{Conn, Lane, Nanos, Net, Packet, World, mutant};
 use futures_util::future::{pending, select};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -322,8 +322,12 @@ impl<W: World, S: Service> Inner<W, S> {
     /// The head of a packet that is what it says it is; every frame of a peer passes here.
     pub(crate) fn checked(&self, packet: &Packet) -> Option<FrameHead> {
         let payload = packet.payload.iter().map(|p| &p[..]);
-        let checked = FrameHead::decode(&packet.head)
-            .and_then(|head| head.verify(&packet.body, payload).map(|()| head));
+        let checked = FrameHead::decode(&packet.head).and_then(|head| {
+            match head.verify(&packet.body, payload) {
+                Err(_) if mutant!("peers.frames_not_checked") => Ok(head),
+                verified => verified.map(|()| head),
+            }
+        });
         match checked {
             Ok(head) => {
                 let bytes = u64::from(head.body_len) + u64::from(head.payload_len);

@@ -11,6 +11,7 @@ pub mod buf;
 pub mod components;
 pub mod directory;
 pub mod disk;
+pub mod mutant;
 pub mod net;
 pub mod stream;
 pub mod sync;
@@ -89,6 +90,15 @@ macro_rules! sometimes {
         static MARK: $crate::mark::Mark = $crate::mark::Mark::new($name);
         MARK.hit();
     }};
+}
+
+/// Whether the deliberate flaw of that name is switched on. `false` to the compiler, which drops
+/// the flaw, unless the feature `mutants` is on: the simulator's, never the program's.
+#[macro_export]
+macro_rules! mutant {
+    ($name:literal) => {
+        $crate::mutant::is_on($name)
+    };
 }
 
 pub mod mark {
