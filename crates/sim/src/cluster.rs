@@ -139,6 +139,8 @@ struct Inner<T: Storage> {
     admin: Admin,
     /// When the record of an object changed last.
     changed_at: Cell<Nanos>,
+    /// Whether a copy is brought up to date, and whether one is made anew.
+    copies: Cell<(bool, bool)>,
 }
 
 /// A cluster; clones are the same.
@@ -205,6 +207,7 @@ impl<T: Storage> Cluster<T> {
             owners: RefCell::default(),
             admin: Admin::default(),
             changed_at: Cell::new(Nanos::ZERO),
+            copies: Cell::default(),
         }));
         let this = cluster.clone();
         rig.set_boot(move |host, disks, world| {
@@ -450,16 +453,9 @@ impl<T: Storage> Cluster<T> {
                     now.add(Activity::Scrub, !store.scrub_progress().idle);
                 }
             }
-            for object in self.objects() {
-                for leg in &object.legs {
-                    let resyncs =
-                        |m: &MemberRecord| matches!(m.state, MemberState::Resyncing { .. });
-                    let resyncs = leg.members.iter().any(resyncs);
-                    let rebuilds = leg.members.len() > object.policy.members();
-                    now.add(Activity::Resync, resyncs && !rebuilds);
-                    now.add(Activity::Rebuild, resyncs && rebuilds);
-                }
-            }
+            let copies = self.0.copies.get();
+            now.add(Activity::Resync, copies.0);
+            now.add(Activity::Rebuild, copies.1);
             let since_change = self.executor().now().since(self.0.changed_at.get());
             now.add(Activity::Membership, since_change < MEMBERSHIP_LASTS);
             rig.faults().set_activities(now);
@@ -481,6 +477,15 @@ impl<T: Storage> Cluster<T> {
                 before = states;
                 self.0.changed_at.set(self.executor().now());
             }
+            let mut copies = (false, false);
+            for (object, leg) in objects.iter().flat_map(|o| o.legs.iter().map(move |l| (o, l))) {
+                let resyncs = |m: &MemberRecord| matches!(m.state, MemberState::Resyncing { .. });
+                let resyncs = leg.members.iter().any(resyncs);
+                let rebuilds = leg.members.len() > object.policy.members();
+                copies.0 |= resyncs && !rebuilds;
+                copies.1 |= resyncs && rebuilds;
+            }
+            self.0.copies.set(copies);
             for object in objects {
                 let Some(owner) = object.owner else { continue };
                 let before =
