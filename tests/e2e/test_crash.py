@@ -76,6 +76,22 @@ class Crash(ClusterTest):
             self.cluster.wait_healthy()
             load.finish()
 
+    @row("4: every host dies right after a volume has grown and its new part has gone home")
+    def test_grown(self):
+        block = os.urandom(4096)
+        for at in (0, 900 << 20):
+            with Client(self.cluster.nbd(1), self.volume) as client:
+                client.write(at, block)
+            time.sleep(4)  # Blocks go home after 2 s without a write, a checkpoint comes after 60.
+            self.cluster.cli("volume", "resize", self.volume, "1GiB")
+        self.cluster.kill_at_once((1, 2, 3))
+        for host in (1, 2, 3):
+            self.cluster.start(host)
+        for host in (1, 2, 3):
+            with Client(self.cluster.nbd(host), self.volume) as client:
+                self.assertEqual(client.read(900 << 20, 4096), block)
+        self.cluster.wait_healthy()
+
     @row("5: a random host dies every 3 s for 60 s")
     def test_loop(self):
         self.loop(private=False)
