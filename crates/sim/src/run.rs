@@ -85,6 +85,14 @@ impl Options {
     /// The words behind `atoll sim run` that make this run of a seed.
     pub fn words(&self, seed: u64) -> Vec<String> {
         let mut words = vec!["--seed".to_owned(), seed.to_string()];
+        words.extend(self.words_of_all());
+        words.extend(self.part.words(Setup::of_seed(seed, self).kinds(seed, self)));
+        words
+    }
+
+    /// Those of them that are the same for every seed.
+    pub fn words_of_all(&self) -> Vec<String> {
+        let mut words = Vec::new();
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         if self.faults != FaultSet::ALL {
             let names: Vec<_> = self.faults.kinds().map(FaultKind::name).collect();
@@ -105,7 +113,6 @@ impl Options {
                 words.push(word.into());
             }
         }
-        words.extend(self.part.words(Setup::of_seed(seed, self).kinds(seed, self)));
         words
     }
 }
@@ -390,6 +397,8 @@ pub struct Report {
     pub ops: u64,
     /// Polls.
     pub polls: u64,
+    /// What else is to be said to run one of them again; see [`Options::words_of_all`].
+    pub words: Vec<String>,
 }
 
 impl Report {
@@ -456,7 +465,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (seed, why) in &self.failed {
             writeln!(f, "seed {seed} FAILED: {}", why.lines().next().unwrap_or_default())?;
-            writeln!(f, "  replay: atoll sim run --seed {seed} --trace")?;
+            let more: String = self.words.iter().map(|word| format!(" {word}")).collect();
+            writeln!(f, "  replay: atoll sim run --seed {seed}{more} --trace")?;
         }
         write!(
             f,
@@ -475,7 +485,7 @@ pub fn run_seeds(
     options: &Options,
     progress: &mut dyn FnMut(&Outcome) -> bool,
 ) -> Report {
-    let mut report = Report::default();
+    let mut report = Report { words: options.words_of_all(), ..Report::default() };
     for seed in seeds {
         let outcome = run_one(seed, options);
         report.add(&outcome);

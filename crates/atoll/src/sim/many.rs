@@ -36,7 +36,8 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let stop = Arc::new(AtomicBool::new(false));
-    let report = Arc::new(Mutex::new(Report::default()));
+    let words = options.words_of_all();
+    let report = Arc::new(Mutex::new(Report { words, ..Report::default() }));
     let (stopped, shared, range) = (stop.clone(), report.clone(), seeds.clone());
     let mut work = tokio::task::spawn_blocking(move || {
         let next = AtomicU64::new(range.start);
@@ -90,7 +91,8 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
         context.out.note(&format!("the time was up after {done} of {all} seeds"));
     }
     let hint = report.failed.first().map_or(String::new(), |(seed, _)| {
-        format!("atoll sim shrink --seed {seed} looks for its fewest faults")
+        let more: String = report.words.iter().map(|word| format!(" {word}")).collect();
+        format!("atoll sim shrink --seed {seed}{more} looks for its fewest faults")
     });
     verdict(report.failed.len(), report.seeds, &hint)
 }

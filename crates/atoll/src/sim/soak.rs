@@ -192,6 +192,7 @@ impl State {
             virtual_time: Nanos(self.virtual_ns),
             ops: self.operations,
             polls: self.polls,
+            words: Vec::new(),
         }
     }
 }
