@@ -265,7 +265,7 @@ fn parent(args: &Args) {
             Some(story) => format!("story {story}"),
             None => "nothing".into(),
         };
-        let Mutant { name, rule, broken } = r.mutant;
+        let Mutant { name, rule, broken, .. } = r.mutant;
         println!("| `{name}` | {broken} | {rule} | {by} | {} | {:.1} |", r.runs, r.seconds);
     }
     let survive = results.iter().filter(|r| r.by.is_none()).count();
