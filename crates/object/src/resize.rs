@@ -50,6 +50,9 @@ impl<W: World, S: Components> Owner<W, S> {
         if size_bytes < grown.size_bytes {
             return Err("the volume would shrink".into());
         }
+        if size_bytes == grown.size_bytes {
+            return Ok(());
+        }
         // One that was shrunk has kept its legs.
         if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
             return Err(format!(

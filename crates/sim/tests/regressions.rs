@@ -34,6 +34,11 @@ const LATER: &[(u64, &str)] = &[
     (12, "a volume grew, blocks beyond its old end went home: the group could not be opened again"),
     (91, "the same, on two hosts"),
     (92, "the same, after a power loss"),
+    (
+        70_000_226,
+        "to a volume that an old view of the directory showed so small, shrinking was no work",
+    ),
+    (70_000_334, "a recovery built on a batch that was in the device's cache only"),
 ];
 
 #[test]

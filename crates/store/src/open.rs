@@ -1,7 +1,7 @@
 //! Opening and closing a store: the labels of its devices, recovery, its background tasks.
 
 use crate::create::write_labels;
-use crate::device::Device;
+use crate::device::{Device, DeviceError};
 use crate::group::Group;
 use crate::label::{Inspection, inspect};
 use crate::limits;
@@ -152,6 +152,13 @@ impl<W: World> Store<W> {
             .collect();
         let memory = memory(&geometry, &spec);
         let found = recover::recover(&devices, geometry, memory).await?;
+        // What it has read may be in a device's cache only: a write that failed, say, or one of a
+        // process that died. What comes now builds on it, and must not outlive it.
+        for device in &devices {
+            device.flush().await.map_err(|error| match error {
+                DeviceError::Read(why) | DeviceError::Failed(why) => OpenError::Io(why),
+            })?;
+        }
         let group = Rc::new(Group {
             id: labels[0].group,
             devices,
