@@ -114,6 +114,8 @@ impl<T: Storage> Cluster<T> {
         let Some(node) = self.node(host) else { return };
         let (name, _) = self.last();
         self.admin().deleting.set(true);
+        // Until it is refused: the end of the run may come first.
+        self.admin().there.set(false);
         let deleted = self.patiently(node.delete_volume(&name, None, false, false)).await;
         self.admin().deleting.set(false);
         self.say(Some(host), format!("delete {name}: {}", told(&deleted)));
