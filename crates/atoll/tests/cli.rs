@@ -649,7 +649,7 @@ fn a_timed_run_ends_with_the_line_that_counts() {
 #[test]
 fn a_part_of_a_seed_can_be_run_and_a_sound_one_is_not_shrunk() {
     let run = |more: &[&str]| {
-        let words = ["sim", "run", "--seed", "1", "--ops", "30", "--ideal-store", "-o", "json"];
+        let words = ["sim", "run", "--seed", "6", "--ops", "30", "--ideal-store", "-o", "json"];
         let done = said(program(None, &[&words[..], more].concat()).output().unwrap());
         let outcome: serde_json::Value = serde_json::from_str(&done.out).unwrap();
         assert_eq!(outcome["kind"], "SimOutcome");

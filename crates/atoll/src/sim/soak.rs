@@ -169,7 +169,7 @@ impl State {
             kept.reached.iter().filter(|name| !answer.reached.contains(name)).cloned().collect();
         // Somebody else may be the first to come by it again.
         kept.reached.retain(|name| !lost.contains(name));
-        kept.mended = answer.violations.is_empty();
+        kept.mended = kept.violation.is_some() && answer.violations.is_empty();
         if let Some(violation) = answer.violations.first() {
             kept.violation = Some(violation.clone());
         }
