@@ -550,9 +550,7 @@ impl<T: Storage> Cluster<T> {
             let rng = Rng::named(rig.seed(), "administrator");
             self.executor().spawn(harness, self.clone().administer(rng));
         }
-        if !plan.later.is_empty() {
-            self.executor().spawn(harness, rig.clone().change_rates(plan.clone()));
-        }
+        rig.change_rates(&plan);
         let calm_at = (self.executor().now() + TROUBLE_MAX).min(plan.part.until);
         while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
             self.wait(Nanos::from_ms(50)).await;

@@ -330,14 +330,16 @@ impl Rig {
         self.0.befallen.borrow().clone()
     }
 
-    /// Changes the rates at the plan's moments, until [`Rig::heal`].
-    pub async fn change_rates(self, plan: Plan) {
-        for (at, later) in &plan.later {
-            self.0.executor.sleep_until(*at).await;
-            if self.0.healed.get() {
-                return;
-            }
-            self.set_rates(later);
+    /// Changes the rates at the plan's moments, before anything else that happens then, until
+    /// [`Rig::heal`].
+    pub fn change_rates(&self, plan: &Plan) {
+        for (at, later) in plan.later.clone() {
+            let rig = self.clone();
+            self.0.executor.call_at(at, move || {
+                if !rig.0.healed.get() {
+                    rig.set_rates(&later);
+                }
+            });
         }
     }
 

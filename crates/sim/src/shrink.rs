@@ -206,21 +206,26 @@ impl Search<'_> {
             let mut share = 2;
             while !self.enough {
                 let moments = self.moments(kind);
-                let piece = moments.len() / share;
+                let piece = (moments.len() / share).max(1);
                 let (from, to) = self.options.part.window(kind);
                 let (Some(first), Some(last)) = (moments.first(), moments.last()) else { break };
-                if piece == 0 {
-                    // Tight around what is left.
-                    let tight = self.options.part.with_window(kind, *first, *last + Nanos(1));
-                    let options = self.with(|o| o.part = tight);
-                    self.fails(options);
+                let tight = self.options.part.with_window(kind, *first, *last + Nanos(1));
+                let tight = self.with(|o| o.part = tight);
+                if moments.len() == 1 {
+                    self.fails(tight);
                     break;
                 }
                 let tail = self.options.part.with_window(kind, moments[piece], to);
                 let head =
                     self.options.part.with_window(kind, from, moments[moments.len() - piece]);
                 let (tail, head) = (self.with(|o| o.part = tail), self.with(|o| o.part = head));
-                if !self.fails(tail) && !self.fails(head) {
+                let shorter = self.fails(tail) || self.fails(head);
+                if !shorter || self.moments(kind).len() == moments.len() {
+                    if piece == 1 {
+                        // No end can be left out any more.
+                        self.fails(tight);
+                        break;
+                    }
                     share *= 2;
                 }
             }
