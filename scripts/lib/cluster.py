@@ -3,6 +3,7 @@
 Everything goes through the same commands that a user types, so whoever uses this module tests them.
 """
 
+import http.client
 import json
 import os
 import random
@@ -109,6 +110,19 @@ class Cluster:
         """As `cli`, with the answer's `item` or `items`."""
         answer = json.loads(self.cli(*words, "-o", "json", host=host, timeout_s=timeout_s).stdout)
         return answer["item"] if "item" in answer else answer["items"]
+
+    def metric(self, name, host=1):
+        """What a host counts under a name of `/metrics`: the sum over the labels."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.api(host))
+            page = http.client.HTTPConnection("localhost")
+            page.sock = connection
+            page.request("GET", "/metrics")
+            lines = page.getresponse().read().decode().splitlines()
+        named = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        values = [float(value) for what, value in named if what.split("{")[0] == name]
+        assert values, f"host {host} does not count {name}"
+        return sum(values)
 
     # Where things are.
 

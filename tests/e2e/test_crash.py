@@ -78,11 +78,21 @@ class Crash(ClusterTest):
 
     @row("4: every host dies right after a volume has grown and its new part has gone home")
     def test_grown(self):
-        block = os.urandom(4096)
+        block, copies = os.urandom(4096), self.members()
+
+        def gone_home():
+            return [self.cluster.metric("atoll_group_destaged_bytes_total", h) for h in copies]
+
         for at in (0, 900 << 20):
+            before = gone_home()
             with Client(self.cluster.nbd(1), self.volume) as client:
                 client.write(at, block)
-            time.sleep(4)  # Blocks go home after 2 s without a write, a checkpoint comes after 60.
+            # Blocks go home after 2 s without a write, a checkpoint comes after 60.
+            wait_until(
+                "the block is home on every copy",
+                lambda before=before: all(b < n for b, n in zip(before, gone_home(), strict=True)),
+                timeout_s=20,
+            )
             self.cluster.cli("volume", "resize", self.volume, "1GiB")
         self.cluster.kill_at_once((1, 2, 3))
         for host in (1, 2, 3):

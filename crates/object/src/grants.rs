@@ -49,6 +49,9 @@ impl Grants {
             return false;
         }
         let until = now + if mutant!("grants.grace_below_the_lease") { GRACE / 8 } else { GRACE };
+        // Its own older epoch binds nobody; see `clear_at`.
+        let own_binds = mutant!("grants.own_older_life_binds");
+        let binds = |grant: &Grant| grant.until > now && (grant.host != host || own_binds);
         match self.granted.get_mut(&object) {
             Some(grant) if grant.epoch == epoch && grant.incarnation == incarnation => {
                 // A late renewal neither shortens nor restarts what a later one granted.
@@ -58,8 +61,8 @@ impl Grants {
                 }
                 true
             }
-            // Its own older epoch binds nobody; see `clear_at`.
-            Some(grant) if grant.epoch >= epoch || grant.host != host && grant.until > now => false,
+            Some(grant) if grant.epoch >= epoch => false,
+            Some(grant) if binds(grant) => false,
             _ => {
                 self.granted.insert(object, Grant { host, incarnation, epoch, serial, until });
                 true

@@ -19,6 +19,10 @@ use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+/// As in `atoll`; the C library's gives large buffers back to the kernel again and again.
+#[global_allocator]
+static ALLOC: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A single run that takes so long hangs.
 const RUN_MAX: Duration = Duration::from_secs(60);
 

@@ -11,6 +11,10 @@ use atoll_sim::fault::FaultSet;
 use atoll_sim::run::{Options, run_one, run_seeds};
 use std::time::{Duration, Instant};
 
+/// As in `atoll`; the C library's gives large buffers back to the kernel again and again.
+#[global_allocator]
+static ALLOC: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let mut options = Options::default();
     let (mut seeds, mut one, mut time) = (0..100, None, None);

@@ -87,6 +87,8 @@ mutants! {
         "a member that restarted serves the session before";
     "grants.nothing_before_the_start", "R9", [Partition, Kill],
         "a member that restarted answers fences at once";
+    "grants.own_older_life_binds", "R9", [Kill],
+        "an owner that restarted waits for the lease of its old life";
     "grants.renewed_while_fencing", "R10", [Partition],
         "a fenced owner is still granted leases";
     "grants.grace_below_the_lease", "R9", [Partition],
@@ -191,6 +193,8 @@ mutants! {
         "discards in the log are not replayed";
     "recover.last_batch_dropped", "S5", [ClusterPowerLoss],
         "the last batch of the log is dropped, whole or not";
+    "recover.torn_body_is_newer", "P1", [PowerLoss],
+        "a torn checkpoint is taken for one of a newer version";
     "recover.torn_batch_counts", "S5", [ClusterPowerLoss],
         "a torn batch is replayed";
     "recover.no_doubt", "S5", [TornWrite, Kill],
@@ -199,6 +203,10 @@ mutants! {
         "destage does not write its journal batch";
     "journal.not_durable", "S11", [PowerLoss],
         "destage does not flush its journal batch";
+    "destage.growth_not_recorded", "P1", [],
+        "blocks beyond a component's old end go home before its new size is journaled";
+    "open.cache_is_believed", "P1", [WriteError, PowerLoss],
+        "recovery builds on what only a device's cache has";
     "destage.trims_too_far", "S12", [],
         "the log is trimmed before its blocks are home";
     "destage.home_not_flushed", "S11", [PowerLoss],

@@ -353,24 +353,40 @@ impl Rig {
         while !self.0.healed.get() {
             let next = rng.span(plan.event_every / 8, plan.event_every * 2);
             self.wait(next).await;
-            if self.0.healed.get() {
-                return;
-            }
-            let kind = *rng.pick(&plan.events);
-            let any = rng.below(u64::from(self.hosts())) as u16;
-            // One failure at a time is promised: it is the host with the damaged disks that dies.
-            let host = plan.victim.unwrap_or(any);
-            let (rig, rng) = (self.clone(), Rng::named(rng.next(), "one event"));
-            let victim = plan.victim;
             number += 1;
-            if !plan.part.has_event(number, kind) {
+            let Some((kind, host, of_it)) = self.next_event(&plan, &plan.events, number, &mut rng)
+            else {
                 continue;
-            }
-            let at = self.0.executor.now();
-            self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
-            self.say(Some(host), format!("event {number}: {}", kind.name()));
-            self.0.executor.spawn(LifeId::HARNESS, rig.event(kind, host, victim, rng));
+            };
+            let event = self.clone().event(kind, host, plan.victim, of_it);
+            self.0.executor.spawn(LifeId::HARNESS, event);
         }
+    }
+
+    /// Event `number`, one of `kinds`: what, to whom, and its stream of chance; none if it is left
+    /// out, or everything has healed.
+    fn next_event(
+        &self,
+        plan: &Plan,
+        kinds: &[FaultKind],
+        number: u32,
+        rng: &mut Rng,
+    ) -> Option<(FaultKind, u16, Rng)> {
+        if self.0.healed.get() {
+            return None;
+        }
+        let kind = *rng.pick(kinds);
+        let any = rng.below(u64::from(self.hosts())) as u16;
+        // One failure at a time is promised: it is the host with the damaged disks that dies.
+        let host = plan.victim.unwrap_or(any);
+        let of_it = Rng::named(rng.next(), "one event");
+        if !plan.part.has_event(number, kind) {
+            return None;
+        }
+        let at = self.0.executor.now();
+        self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+        self.say(Some(host), format!("event {number}: {}", kind.name()));
+        Some((kind, host, of_it))
     }
 
     /// Lets those of the plan's events happen that came later; see [`Rig::befall`].
@@ -384,21 +400,10 @@ impl Rig {
         while !self.0.healed.get() && left > 0 {
             let next = rng.span(plan.event_every / 4, plan.event_every * 4);
             self.wait(next).await;
-            if self.0.healed.get() {
-                return;
-            }
             left -= 1;
-            let kind = *rng.pick(&plan.later_events);
-            let any = rng.below(u64::from(self.hosts())) as u16;
-            let host = plan.victim.unwrap_or(any);
-            let mut rng = Rng::named(rng.next(), "one event");
             number += 1;
-            if !plan.part.has_event(number, kind) {
-                continue;
-            }
-            let at = self.0.executor.now();
-            self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
-            self.say(Some(host), format!("event {number}: {}", kind.name()));
+            let found = self.next_event(&plan, &plan.later_events, number, &mut rng);
+            let Some((kind, host, mut rng)) = found else { continue };
             match kind {
                 FaultKind::StaleDisk => self.put_clone_back(host, &mut rng).await,
                 FaultKind::DiskEmptied => self.empty_disks(host, &mut rng).await,

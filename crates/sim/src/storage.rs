@@ -137,7 +137,13 @@ impl Storage for RealStorage {
                 shape,
                 log_bytes: Some(self.log_bytes),
             };
-            format_group(&world, &disks, spec).await.map_err(|e| e.to_string())?;
+            if let Err(why) = format_group(&world, &disks, spec).await {
+                // An attempt that did not come to its end may have left a label: `atoll disk wipe`.
+                if !disks.iter().any(is_elsewhere) {
+                    disks.iter().for_each(SimDisk::wipe);
+                }
+                return Err(why.to_string());
+            }
             state.formatted = true;
             self.hosts.borrow_mut().insert(host, state);
         }

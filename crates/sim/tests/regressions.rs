@@ -38,6 +38,7 @@ const LATER: &[(u64, &str)] = &[
         70_000_226,
         "to a volume that an old view of the directory showed so small, shrinking was no work",
     ),
+    (1_795_344_143_329, "of disks whose formatting was cut short, nobody wiped what there was"),
     (70_000_334, "a recovery built on a batch that was in the device's cache only"),
 ];
 

@@ -565,7 +565,11 @@ fn describe(state: &mut State, tasks: &[Task], trim_below: u64) -> Records {
     let mut bytes = Vec::new();
     for c in state.components.values_mut() {
         let trimmed = c.unsaved_from.is_some_and(|s| s < trim_below);
-        let unknown = c.saved_blocks < c.spec.blocks && in_round.contains(&c.local);
+        let is_known = match mutant!("destage.growth_not_recorded") {
+            true => c.is_saved(),
+            false => c.saved_blocks == c.spec.blocks,
+        };
+        let unknown = !is_known && in_round.contains(&c.local);
         if c.durable && (trimmed || unknown) {
             bytes.clear();
             c.encode(0, &mut bytes);

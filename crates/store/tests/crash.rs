@@ -286,23 +286,30 @@ async fn script(run: &Run, world: &TestWorld) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Plays the script on a new machine that stops after so many device operations; says whether it
+/// came to its end before.
+fn play_until(crash: u64, images: &[Image]) -> (Machine, Shared, bool) {
+    let m = Machine::new(crash, images);
+    let model = Shared::default();
+    m.world.crash_at(crash);
+    let mut finished = false;
+    if let Some(opened) = m.open() {
+        let run = Run { store: opened.expect("opens"), model: model.clone() };
+        finished = m.world.run(script(&run, &m.world)).is_some_and(|done| {
+            done.expect("no device has failed");
+            true
+        });
+    }
+    (m, model, finished)
+}
+
 #[test]
 fn a_crash_at_every_device_operation_loses_nothing_acknowledged() {
     for devices in [1, 3] {
         let images = formatted(devices);
         let mut crash = 1;
         loop {
-            let m = Machine::new(crash, &images);
-            let model = Shared::default();
-            m.world.crash_at(crash);
-            let mut finished = false;
-            if let Some(opened) = m.open() {
-                let run = Run { store: opened.expect("opens"), model: model.clone() };
-                finished = m.world.run(script(&run, &m.world)).is_some_and(|done| {
-                    done.expect("no device has failed");
-                    true
-                });
-            }
+            let (m, model, finished) = play_until(crash, &images);
             let mut rng = Rng(crash * 31);
             let left = m.crash(&mut rng);
             let again = verify(&left, &model, &format!("{devices} devices, crash at {crash}"));
@@ -338,14 +345,7 @@ fn a_write_torn_at_any_sector_at_any_crash_loses_nothing_acknowledged() {
         let images = formatted(devices);
         let mut crash = 1;
         loop {
-            let m = Machine::new(crash, &images);
-            let model = Shared::default();
-            m.world.crash_at(crash);
-            let mut finished = false;
-            if let Some(opened) = m.open() {
-                let run = Run { store: opened.expect("opens"), model: model.clone() };
-                finished = m.world.run(script(&run, &m.world)).is_some();
-            }
+            let (m, model, finished) = play_until(crash, &images);
             points += 1;
             for (d, disk) in m.disks.iter().enumerate() {
                 for (n, sectors) in disk.unsettled().into_iter().enumerate() {
