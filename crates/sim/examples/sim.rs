@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "a program, not the simulator")]
 
 use atoll_sim::fault::FaultSet;
+use atoll_sim::feature::Features;
 use atoll_sim::run::{Options, run_one, run_seeds};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ fn main() {
             "--trace" => options.trace = true,
             "--twice" => options.twice = true,
             "--beyond" => options.beyond = true,
-            "--no-features" => options.features = false,
+            "--no-features" => options.features = Features::NONE,
             "--ideal-store" => options.ideal_store = true,
             other => fail(&format!("unknown argument {other}")),
         }

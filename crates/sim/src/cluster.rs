@@ -117,8 +117,23 @@ impl ClusterSpec {
             }
         }
         let repair_delay_s = *rng.pick(&[5, 60, 3600]);
-        let administered = Rng::named(seed, "administered").below(2) == 0;
-        Self { volumes, clients, placement: None, ops, repair_delay_s, administered }
+        Self { volumes, clients, placement: None, ops, repair_delay_s, administered: false }
+    }
+
+    /// Everybody is at the same few blocks of each volume; see [`Features::CROWD`].
+    ///
+    /// [`Features::CROWD`]: crate::feature::Features::CROWD
+    pub fn crowd(&mut self) {
+        for (_, _, mix) in &mut self.clients {
+            mix.crowd();
+        }
+    }
+
+    /// A client on each host that only reads the first volume. Their operations come on top.
+    pub fn add_readers(&mut self, hosts: u16) {
+        let like = self.clients[0].2;
+        self.clients.extend((0..hosts).map(|host| (host, 0, Mix::reader(like))));
+        self.ops *= 2;
     }
 }
 

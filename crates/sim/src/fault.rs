@@ -125,6 +125,8 @@ kinds! {
     PartitionPair = "partition-pair",
     /// A wall clock that jumped.
     ClockJump = "clock-jump",
+    /// A partition that broke the connections under it at once, instead of leaving them silent.
+    PartitionAbrupt = "partition-abrupt",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a
@@ -220,6 +222,8 @@ impl FaultSet {
     /// What seeds did before 2026-11-22: for those that are kept since.
     pub const FIRST: Self =
         Self((1 << FIRST) - 1).without(FaultKind::StaleDisk).without(FaultKind::SwappedDisks);
+    /// What they did on that day.
+    pub const SECOND: Self = Self::ALL.without(FaultKind::PartitionAbrupt);
     /// Whether it has that one.
     pub fn has(self, kind: FaultKind) -> bool {
         self.0 >> kind as u8 & 1 == 1
@@ -541,6 +545,7 @@ impl Plan {
         let fits = match kind {
             FaultKind::DiskEmptied => self.victim.is_some(),
             FaultKind::AnswerLost => self.victim.is_none(),
+            FaultKind::PartitionAbrupt => self.on.has(FaultKind::Partition),
             _ => true,
         };
         if rng.below(2) == 0 || !fits {
@@ -553,6 +558,8 @@ impl Plan {
                 let ppm = rate(rng, 3_000);
                 self.net.answer_lost = if muted { ppm | MUTED } else { ppm };
             }
+            // A way in which the partitions of this seed begin.
+            FaultKind::PartitionAbrupt => {}
             _ => self.later_events.push(kind),
         }
     }

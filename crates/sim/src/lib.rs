@@ -36,6 +36,7 @@ pub mod directory;
 pub mod disk;
 pub mod executor;
 pub mod fault;
+pub mod feature;
 pub mod ideal;
 pub mod model;
 pub mod mutants;

@@ -259,6 +259,20 @@ impl Fabric {
         }
     }
 
+    /// Every connection between the two hosts ends here and now on both sides, also over a link that
+    /// is cut: something on the way says that there is no way.
+    pub fn break_now(&self, a: u16, b: u16) {
+        let pairs: Vec<_> = self.0.pairs.borrow().values().filter_map(Weak::upgrade).collect();
+        for pair in pairs.iter().filter(|p| p.hosts == [a, b] || p.hosts == [b, a]) {
+            for side in &pair.sides {
+                let mut side = side.borrow_mut();
+                side.wire.clear();
+                side.inbox.clear();
+                side.break_off(io::ErrorKind::ConnectionReset);
+            }
+        }
+    }
+
     /// Packets sent so far, and their bytes.
     pub fn sent(&self) -> (u64, u64) {
         (self.0.packets.get(), self.0.bytes.get())

@@ -106,6 +106,8 @@ struct Inner {
     damages: Cell<u32>,
     /// A disk has failed an operation for good: programs need a restart after healing.
     restart_after: Cell<bool>,
+    /// Partitions break connections at once.
+    abrupt: Cell<bool>,
     /// Disks in each other's place, by host and number.
     swapped: RefCell<Vec<[(u16, usize); 2]>>,
     befallen: RefCell<Vec<Befallen>>,
@@ -153,6 +155,7 @@ impl Rig {
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
             restart_after: Cell::new(false),
+            abrupt: Cell::new(false),
             swapped: RefCell::default(),
             befallen: RefCell::default(),
         }))
@@ -304,6 +307,7 @@ impl Rig {
 
     /// Switches the faults of operations on.
     pub fn set_rates(&self, plan: &Plan) {
+        self.0.abrupt.set(plan.on.has(FaultKind::PartitionAbrupt));
         self.0.fabric.set_rates(plan.net);
         self.0.directory.set_rates(plan.directory);
         for (h, host) in self.0.hosts.iter().enumerate() {
@@ -665,6 +669,9 @@ impl Rig {
                 self.reached(FaultKind::PartitionFull);
                 self.say(Some(host), "isolated".into());
                 self.isolate(host, true);
+                for other in (0..self.hosts()).filter(|o| *o != host) {
+                    self.break_if_abrupt(host, other);
+                }
                 self.wait(span).await;
                 self.say(Some(host), "no longer isolated".into());
                 self.isolate(host, false);
@@ -691,11 +698,19 @@ impl Rig {
                     self.0.fabric.set_cut(host, other, cut);
                     self.0.fabric.set_cut(other, host, cut);
                     if cut {
+                        self.break_if_abrupt(host, other);
                         self.wait(span).await;
                     }
                 }
                 self.say(Some(host), format!("and h{other} can talk again"));
             }
+        }
+    }
+
+    fn break_if_abrupt(&self, host: u16, other: u16) {
+        if self.0.abrupt.get() {
+            self.reached(FaultKind::PartitionAbrupt);
+            self.0.fabric.break_now(host, other);
         }
     }
 

@@ -9,6 +9,7 @@ use crate::cluster::{Cluster, ClusterSpec, Storage};
 use crate::disk::DiskProfile;
 use crate::executor::Stuck;
 use crate::fault::{FaultKind, FaultSet, Plan};
+use crate::feature::Features;
 use crate::net::NetProfile;
 use crate::part::Part;
 use crate::rig::{Befallen, Rig, RigSpec};
@@ -54,8 +55,8 @@ pub struct Options {
     pub trace: bool,
     /// Run each seed twice and compare the trace hashes.
     pub twice: bool,
-    /// What seeds do since 2026-11-22, each by chance: an administrator at work, early destage.
-    pub features: bool,
+    /// What seeds may do, each by chance.
+    pub features: Features,
     /// Media of all hosts are damaged: what is left is "refuses, never lies".
     pub beyond: bool,
     /// On the ideal store: whatever is found then is not the store's.
@@ -73,7 +74,7 @@ impl Default for Options {
             polls_max: POLLS_MAX,
             trace: false,
             twice: false,
-            features: true,
+            features: Features::ALL,
             beyond: false,
             ideal_store: false,
             part: Part::default(),
@@ -107,7 +108,7 @@ impl Options {
         for (said, word) in [
             (self.ideal_store, "--ideal-store"),
             (self.beyond, "--beyond"),
-            (!self.features, "--no-features"),
+            (self.features == Features::NONE, "--no-features"),
         ] {
             if said {
                 words.push(word.into());
@@ -147,7 +148,15 @@ impl Setup {
             false => Plan::of_part(seed, hosts, options.faults, &options.part),
         };
         let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
-        cluster.administered &= options.features && !options.beyond;
+        let draw =
+            |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
+        cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
+        if draw(Features::CROWD, "crowd") {
+            cluster.crowd();
+        }
+        if draw(Features::READERS, "readers") {
+            cluster.add_readers(hosts);
+        }
         for (n, client) in cluster.clients.iter_mut().enumerate() {
             if !options.part.has_client(n) {
                 client.0 = NOWHERE;
@@ -261,9 +270,13 @@ fn once(seed: u64, options: &Options) -> Outcome {
     } else {
         let mut storage = RealStorage::new(log_bytes);
         let mut pace = Rng::named(seed, "pace");
-        if options.features && pace.below(2) == 0 {
+        if options.features.draw(Features::DESTAGE, &mut pace) {
             let idle = pace.span(Nanos::from_ms(1), Nanos::from_ms(500));
             storage = storage.destaging(pace.below(24) as u8, idle);
+        }
+        let mut pace = Rng::named(seed, "checkpoints");
+        if options.features.draw(Features::CHECKPOINT, &mut pace) {
+            storage = storage.checkpointing(pace.within(0, 16) << 12);
         }
         drive(&rig, plan, cluster, storage)
     };

@@ -502,7 +502,15 @@ impl Stage {
         let node = self.cluster.node(via).ok_or_else(|| c.bad("it is down"))?;
         let life = self.rig.life(via).ok_or_else(|| c.bad("it is down"))?;
         let pause = (Nanos::from_us(50), Nanos::from_ms(c.number_or("pause_ms", 20)?));
-        let mix = Mix { write: 60, discard: 2, zero: 2, hot: 30, len_max: 65_536, pause };
+        let mix = Mix {
+            write: 60,
+            discard: 2,
+            zero: 2,
+            hot: 30,
+            hot_at: (1984, 2304),
+            len_max: 65_536,
+            pause,
+        };
         let mut rng = Rng::named(u64::from(number), "load");
         let ex = self.rig.executor().clone();
         self.rig.executor().spawn(life, async move {

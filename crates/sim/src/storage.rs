@@ -104,6 +104,13 @@ impl RealStorage {
         self.spec.idle_destage = Some(idle);
         self
     }
+
+    /// With a checkpoint as soon as the journal holds more than so many bytes.
+    #[must_use]
+    pub fn checkpointing(mut self, at: u64) -> Self {
+        self.spec.checkpoint_at = Some(at);
+        self
+    }
 }
 
 impl Storage for RealStorage {

@@ -24,6 +24,9 @@ pub struct Mix {
     pub zero: u8,
     /// Percent that go to the hot part.
     pub hot: u8,
+    /// The first sector of the hot part, and the one after its last; a volume that ends before has
+    /// none.
+    pub hot_at: (u64, u64),
     /// The largest operation, in bytes.
     pub len_max: u64,
     /// The shortest and longest pause between two operations of one client.
@@ -38,9 +41,24 @@ impl Mix {
             discard: rng.below(8) as u8,
             zero: rng.below(8) as u8,
             hot: rng.within(0, 90) as u8,
+            // Over the end of a strip.
+            hot_at: (1984, 2304),
             len_max: *rng.pick(&[4096, 16384, 65536, 262_144, 1 << 20]),
             pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[20, 100, 400, 1_000]))),
         }
+    }
+
+    /// The same with all others in two or three blocks.
+    pub fn crowd(&mut self) {
+        self.hot = 95;
+        self.hot_at = (1016, 1040);
+        self.len_max = self.len_max.min(8192);
+    }
+
+    /// Reads only, and often, where `other` is.
+    pub fn reader(other: Self) -> Self {
+        let pause = (Nanos::from_ms(1), Nanos::from_ms(300));
+        Self { write: 0, discard: 0, zero: 0, hot: 90, len_max: 4096, pause, ..other }
     }
 }
 
@@ -294,8 +312,7 @@ impl Book {
         let total = self.0.size.get() / SECTOR as u64;
         let len = rng.span(Nanos(1), Nanos(mix.len_max / SECTOR as u64)).0.min(total);
         let hot = rng.below(100) < u64::from(mix.hot);
-        // The hot part lies over the end of a strip.
-        let (from, to) = if hot && total > 2304 { (1984, 2304) } else { (0, total) };
+        let (from, to) = if hot && total > mix.hot_at.1 { mix.hot_at } else { (0, total) };
         let first = rng.within(from, to - 1).min(total - len);
         if rng.below(2) == 0 {
             let first = first / 8 * 8;

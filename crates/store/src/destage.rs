@@ -122,7 +122,6 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         let clean = position.used == 0 && state.overlay_blocks == 0 && !unsaved;
         return if clean && state.graves.is_empty() { Next::End } else { Next::Checkpoint };
     }
-    let region = state.geometry.journal;
     let small_state: usize = state
         .components
         .values()
@@ -133,7 +132,7 @@ fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
         let max = state.space[i].dirty_pages_max;
         state.overlay_chunks[i] as usize + round_chunks(&state) > max as usize
     };
-    if position.used > region.len / 2
+    if position.used > group.checkpoint_at
         || state.overlay_blocks > state.overlay_max * 3 / 4
         || small_state > atoll_format::chunk::JOURNAL_BATCH_MAX / 2
         || (0..state.space.len()).any(too_dirty)

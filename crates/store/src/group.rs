@@ -38,6 +38,7 @@ pub(crate) struct Group<W: World> {
     /// See [`crate::OpenSpec`].
     pub destage_at: u8,
     pub idle_destage: Nanos,
+    pub checkpoint_at: u64,
     /// When a writer was last slowed by a full log.
     pub slowed_at: Cell<Option<Nanos>>,
     pub log_ended: Cell<bool>,

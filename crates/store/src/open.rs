@@ -36,6 +36,9 @@ pub struct OpenSpec {
     pub destage_at: Option<u8>,
     /// After how long without a write they move home anyway; none: 2 s.
     pub idle_destage: Option<Nanos>,
+    /// How many bytes the journal may hold before a checkpoint is taken, at most half of it; none:
+    /// half of it.
+    pub checkpoint_at: Option<u64>,
 }
 
 /// Why a store could not be opened. Nothing was changed.
@@ -151,6 +154,7 @@ impl<W: World> Store<W> {
             })
             .collect();
         let memory = memory(&geometry, &spec);
+        let half_a_journal = geometry.journal.len / 2;
         let found = recover::recover(&devices, geometry, memory).await?;
         // What it has read may be in a device's cache only: a write that failed, say, or one of a
         // process that died. What comes now builds on it, and must not outlive it.
@@ -181,6 +185,7 @@ impl<W: World> Store<W> {
                 .unwrap_or(limits::FILL_DESTAGE)
                 .min(limits::FILL_URGENT - 1),
             idle_destage: spec.idle_destage.unwrap_or(limits::IDLE_DESTAGE),
+            checkpoint_at: spec.checkpoint_at.unwrap_or(u64::MAX).min(half_a_journal),
             closing: Cell::new(false),
             slowed_at: Cell::new(None),
             log_ended: Cell::new(false),

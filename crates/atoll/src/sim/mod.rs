@@ -14,6 +14,7 @@ use crate::cli::args::{SimCommand, SimMake, SimPart};
 use crate::cli::out::{Failure, Run};
 use atoll_api::{Code, Problem};
 use atoll_sim::fault::FaultSet;
+use atoll_sim::feature::Features;
 use atoll_sim::part::Part;
 use atoll_sim::run::{Options, Outcome, run_one, under_way};
 use atoll_world::Nanos;
@@ -75,7 +76,7 @@ fn options(asked: &SimMake, part: &SimPart) -> Result<Options, Failure> {
         ops: asked.ops.unwrap_or(defaults.ops),
         ideal_store: asked.ideal_store,
         beyond: asked.beyond,
-        features: !asked.no_features,
+        features: if asked.no_features { Features::NONE } else { Features::ALL },
         part,
         ..defaults
     })

@@ -1,0 +1,44 @@
+//! What some seeds do and others do not, beside the faults: each by a stream of chance of its own,
+//! so that a new one leaves what older seeds did as it was.
+
+use crate::rng::Rng;
+
+/// A set of features.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Features(u8);
+
+impl Features {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+    /// An administrator makes, resizes, verifies and deletes volumes meanwhile.
+    pub const ADMINISTRATOR: Self = Self(1);
+    /// Blocks move home as soon as the log holds some.
+    pub const DESTAGE: Self = Self(2);
+    /// The journal is kept short by a checkpoint after every few batches of it.
+    pub const CHECKPOINT: Self = Self(4);
+    /// Each host has a client that only reads, and often: it sees what an owner says that should no
+    /// longer say anything, while clients that write wait for an answer.
+    pub const READERS: Self = Self(8);
+    /// All clients do small operations in the same few blocks, without much of a pause.
+    pub const CROWD: Self = Self(16);
+    /// Those there were first.
+    pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
+    /// All.
+    pub const ALL: Self = Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD);
+
+    /// These and those.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether `feature` is one of them.
+    pub const fn has(self, feature: Self) -> bool {
+        self.0 & feature.0 != 0
+    }
+
+    /// Whether half of the seeds, of which this may be one, have `feature`; the stream goes on.
+    pub fn draw(self, feature: Self, rng: &mut Rng) -> bool {
+        rng.below(2) == 0 && self.has(feature)
+    }
+}
