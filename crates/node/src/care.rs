@@ -121,6 +121,12 @@ impl<W: World, S: Components> Node<W, S> {
                 let host = self.host_name(host);
                 (Warning, "block-repaired", object, format!("a damaged block on {host} rewritten"))
             }
+            Event::WritesLost { object, host } => {
+                let host = self.host_name(host);
+                let lost = "has lost some of what it had acknowledged, or may have";
+                let message = format!("the last copy, on {host}, {lost}: what it shows may be old");
+                (Error, "writes-lost", object, message)
+            }
             Event::BlockLost { object, at } => {
                 (Error, "block-lost", object, format!("no good copy of the block at byte {at}"))
             }

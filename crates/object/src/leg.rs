@@ -60,6 +60,9 @@ pub(crate) struct Member {
     pub session: Session,
     /// The life of its host in which the session was opened, if that is known.
     pub life: Option<Incarnation>,
+    /// Something sent in that session may not have arrived, or was refused: nothing more is sent
+    /// in it, which would leave a gap (R2).
+    pub broken: bool,
     /// Somebody is bringing it back or dropping it.
     pub mending: bool,
     /// How often in a row it has refused what it was sent.
@@ -123,6 +126,8 @@ pub(crate) struct Leg {
     /// Operations not all of whose predecessors are decided, in order.
     order: RefCell<VecDeque<Rc<Op>>>,
     committed: Cell<Seq>,
+    /// The highest seq decided: those between may not be yet.
+    decided: Cell<Seq>,
     /// The highest seq assigned in this leg.
     last: Cell<Seq>,
     /// Told to members so far.
@@ -138,6 +143,7 @@ impl Leg {
             members: RefCell::new(members),
             order: RefCell::default(),
             committed: Cell::new(committed),
+            decided: Cell::new(committed),
             last: Cell::new(committed),
             committed_told: Cell::new(Seq(0)),
             reserved: RefCell::default(),
@@ -149,10 +155,17 @@ impl Leg {
         self.committed.get()
     }
 
+    /// The highest seq that every awaited member has acknowledged: one that has less than that has
+    /// lost what it had.
+    pub fn decided(&self) -> Seq {
+        self.decided.get()
+    }
+
     /// Everything at or below is on every active member: roll-forward is over.
     pub fn start_from(&self, committed: Seq) {
         assert!(self.is_idle(), "nothing is in flight before the owner serves");
         self.committed.set(committed);
+        self.decided.set(committed);
         self.last.set(committed);
     }
 
@@ -182,7 +195,7 @@ impl Leg {
     pub fn on_ack(&self, op: &Op, slot: u8, session: Session) {
         let mut members = self.members.borrow_mut();
         let Some(member) = members.iter_mut().find(|m| m.slot == slot) else { return };
-        if member.session == session || mutant!("leg.old_session_counts") {
+        if member.session == session {
             op.acked.set(op.acked.get() | 1 << slot);
             member.refusals = 0;
             member.unacked.remove(&op.id.seq);
@@ -202,13 +215,11 @@ impl Leg {
             return false;
         }
         op.decided.set(true);
+        self.decided.set(self.decided.get().max(op.id.seq));
         let mut order = self.order.borrow_mut();
         while order.front().is_some_and(|op| op.decided.get()) {
             let first = order.pop_front().expect("just looked at");
             self.committed.set(first.id.seq);
-        }
-        if mutant!("leg.watermark_over_gaps") {
-            self.committed.set(self.committed.get().max(op.id.seq));
         }
         true
     }
@@ -231,6 +242,7 @@ impl Leg {
     ) -> Vec<Rc<Op>> {
         let attached = self.with_member(slot, |member| {
             member.session = session;
+            member.broken = false;
             member.life = life;
             member.unacked.clear();
         });
@@ -275,6 +287,13 @@ impl Leg {
     /// Whether another member than that one is active: it alone may not be dropped (R20).
     pub fn has_other_active(&self, slot: u8) -> bool {
         self.members.borrow().iter().any(|m| m.slot != slot && m.role == Role::Active)
+    }
+
+    /// Whether another member than that one is active and has an open session: one that may have
+    /// lost what it had, or cannot be reached, is not what a drop leaves behind.
+    pub fn has_other_open(&self, slot: u8) -> bool {
+        let members = self.members.borrow();
+        members.iter().any(|m| m.slot != slot && m.role == Role::Active && !m.broken)
     }
 
     /// Until when reads may be answered: the earliest end of the leases of all awaited members.
@@ -340,6 +359,7 @@ mod tests {
             role,
             session: Session { epoch: Epoch(1), attach: 1 },
             life: None,
+            broken: false,
             mending: false,
             refusals: 0,
             lease_until: Nanos::ZERO,

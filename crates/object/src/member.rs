@@ -7,7 +7,7 @@
 use crate::grants::Grants;
 use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session};
 use atoll_world::{Components, StoreError, World, mutant, sometimes};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,6 +103,17 @@ impl<W: World, S: Components> Members<W, S> {
         Ok(store)
     }
 
+    /// After an operation of the open session was refused: those behind it are refused too, until
+    /// there is a new one. They would hide that it is missing (R2).
+    fn close_after(&self, store: &S, id: ComponentId, session: Session, error: &StoreError) {
+        let is_open = store.status(id).is_ok_and(|status| status.session == session);
+        let is_of_another = matches!(error, StoreError::Session { .. } | StoreError::Fenced { .. });
+        if is_open && !is_of_another && !mutant!("member.goes_on_after_a_refusal") {
+            sometimes!("member.closes_a_session_after_a_refusal");
+            self.0.attached.borrow_mut().remove(&id);
+        }
+    }
+
     /// The same, if the asker's epoch is not fenced off (R1).
     fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
         let store = self.attached(id)?;
@@ -133,7 +144,12 @@ impl<W: World, S: Components> Members<W, S> {
     async fn carry_out(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
         Ok(match request {
             Request::Append { component, session, op } => {
-                self.attached(component)?.append(component, session, op).await?;
+                let store = self.attached(component)?;
+                let done = store.append(component, session, op).await;
+                if let Err(error) = done {
+                    self.close_after(&store, component, session, &error);
+                    return Err(error);
+                }
                 Reply::Done
             }
             Request::Read { component, epoch, range } => {

@@ -9,6 +9,8 @@ use crate::owner::{Fail, Owner, Stop};
 use atoll_format::id::{ComponentId, HostId, Incarnation, Seq, Session};
 use atoll_format::record::{MemberState, ObjectRecord};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
+use futures_util::future::{Either, select};
+use std::pin::pin;
 use std::rc::Rc;
 
 /// A member that refuses in so many sessions in a row is dropped.
@@ -71,6 +73,9 @@ impl<W: World, S: Components> Owner<W, S> {
         let mine = leg.with_member(slot, |m| {
             let first = m.session == session && !m.mending && m.role.receives();
             m.mending |= first;
+            // One that is late has lost nothing: it may catch up before it is dropped.
+            let lossless = trouble == Trouble::Late || mutant!("mend.gaps_in_a_session");
+            m.broken |= m.session == session && !lossless;
             if first && matches!(trouble, Trouble::Store(_)) {
                 m.refusals += 1;
             }
@@ -115,8 +120,16 @@ impl<W: World, S: Components> Owner<W, S> {
                     Err(Trouble::Link) if !trouble.may_pass() => {}
                     Err(worse) => trouble = worse,
                 }
-            } else if self.drop_active(&leg, slot, &trouble).await.is_ok() {
-                break;
+            } else {
+                let dropped = pin!(self.drop_active(&leg, slot, &trouble));
+                let reopened = pin!(self.keep_open(&leg, slot, &trouble));
+                let done = match select(dropped, reopened).await {
+                    Either::Left((done, _)) => done,
+                    Either::Right(((), dropped)) => dropped.await,
+                };
+                if done.is_ok() {
+                    break;
+                }
             }
             self.world().sleep(RETRY_EVERY / 2).await;
         }
@@ -134,18 +147,25 @@ impl<W: World, S: Components> Owner<W, S> {
         let request = Request::Attach { component: member.component, session };
         let deadline = until.max(self.now() + RETRY_EVERY).min(self.now() + CALL_DEADLINE);
         let reply = self.0.ctx.peers().call(member.host, Lane::Control, request, deadline).await;
+        let gaps = mutant!("mend.gaps_in_a_session");
+        let acknowledged = if gaps { leg.committed() } else { leg.decided() };
         match reply {
-            // Everything committed was acknowledged by this member; what is still in flight comes
-            // again. The last active member is what there is (R20).
+            // Everything decided was acknowledged by this member, in order; what is still in flight
+            // comes again. The last active member is what there is (R20).
             Ok(Reply::Promise { promise, doubtful })
-                if (doubtful || promise.newest < leg.committed())
+                if (doubtful || promise.newest < acknowledged)
                     && leg.has_other_active(slot)
                     && !mutant!("mend.lost_end_unnoticed") =>
             {
                 sometimes!("mend.member_lost_what_it_acknowledged");
                 Err(Trouble::Stale)
             }
-            Ok(Reply::Promise { .. }) => {
+            Ok(Reply::Promise { promise, doubtful }) => {
+                if doubtful || promise.newest < acknowledged {
+                    sometimes!("mend.last_copy_lacks_something");
+                    let (object, host) = (self.0.id, member.host);
+                    self.0.ctx.event(Event::WritesLost { object, host });
+                }
                 self.on_attached(leg, slot, session, self.life_of(member.host));
                 Ok(())
             }
@@ -155,6 +175,22 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             Ok(Reply::Failed(error)) => Err(Trouble::Store(error)),
             Ok(_) | Err(_) => Err(Trouble::Link),
+        }
+    }
+
+    /// As long as the directory does not confirm that a member is dropped, it is awaited: if it can
+    /// be reached meanwhile, it gets what it is awaited for. Returns if it is of no use.
+    async fn keep_open(&self, leg: &Rc<Leg>, slot: u8, trouble: &Trouble) {
+        let mut stale = *trouble == Trouble::Stale;
+        while !stale {
+            self.world().sleep(RETRY_EVERY).await;
+            let Some(member) = leg.member(slot) else { return };
+            let connected = self.0.ctx.peers().peer(member.host).connected;
+            if member.broken && member.role == Role::Active && connected {
+                sometimes!("mend.reopened_while_it_is_dropped");
+                let until = self.now() + RETRY_EVERY;
+                stale = self.attach(leg, slot, until).await == Err(Trouble::Stale);
+            }
         }
     }
 
@@ -169,12 +205,11 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         self.change(|record| {
             // Decided again at each attempt: another member may have gone meanwhile (R20).
-            if !leg.has_other_active(slot) && !mutant!("mend.drops_the_last") {
+            if !leg.has_other_open(slot) && !mutant!("mend.drops_the_last") {
                 return false;
             }
             // W at the moment of the change (R4): neither assigned nor acknowledged ids will do.
             let since = if *trouble == Trouble::Stale { Seq(0) } else { leg.committed() };
-            let since = if mutant!("mend.since_the_last") { leg.last() } else { since };
             let Some(state) = state_of(record, member.component) else { return false };
             *state = MemberState::Absent { since, at_ms, lost };
             true

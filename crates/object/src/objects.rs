@@ -78,6 +78,14 @@ pub enum Event {
         /// The member's host.
         host: HostId,
     },
+    /// The last active copy has lost some of what it had acknowledged, or may have: it is what
+    /// there is (R20).
+    WritesLost {
+        /// Which object.
+        object: ObjectId,
+        /// The copy's host.
+        host: HostId,
+    },
     /// No good copy of a block is left.
     BlockLost {
         /// Which object.

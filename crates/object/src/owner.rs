@@ -226,14 +226,19 @@ impl<W: World, S: Components> Owner<W, S> {
 
     // ---- writing -------------------------------------------------------------------------
 
-    /// Queues `op` for the member of that slot, behind everything sent to it before.
+    /// Queues `op` for the member of that slot, behind everything sent to it before. What it cannot
+    /// get in this session comes first in the next one.
     fn send(&self, leg: &Leg, slot: u8, op: &Op, calls: &Calls) {
-        let Some((host, component, session)) = leg.with_member(slot, |m| {
+        let Some(to) = leg.with_member(slot, |m| {
             if m.role.receives() && !m.role.is_awaited() || m.role == Role::Promoting {
                 m.unacked.insert(op.id.seq);
             }
-            (m.host, m.component, m.session)
+            (!m.broken).then_some((m.host, m.component, m.session))
         }) else {
+            return;
+        };
+        let Some((host, component, session)) = to else {
+            sometimes!("owner.nothing_is_sent_in_a_broken_session");
             return;
         };
         let op = op.to_component_op(leg.committed());
@@ -544,7 +549,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 let mut clients = self.0.clients.borrow_mut();
                 let log = clients.entry(ticket.client).or_default();
                 log.used = self.now();
-                if ticket.number < log.settled_below && !mutant!("owner.late_request_counts") {
+                if ticket.number < log.settled_below {
                     sometimes!("owner.late_request_of_a_settled_operation");
                     return Err(Fail::Stopped);
                 }

@@ -570,9 +570,6 @@ impl<W: World, S: Components> Owner<W, S> {
             self.world().sleep(RETRY_EVERY / 5).await;
         }
         let replaced = self.replaced_by(leg, slot);
-        if mutant!("resync.promotes_before_the_change") {
-            leg.with_member(slot, |m| m.role = Role::Active);
-        }
         self.change(|record| {
             let Some(state) = state_of(record, member.component) else { return false };
             *state = MemberState::Active;
@@ -698,6 +695,7 @@ impl<W: World, S: Components> Owner<W, S> {
             role: Role::Absent { since: from },
             session: Session::default(),
             life: None,
+            broken: false,
             mending: false,
             refusals: 0,
             lease_until: Nanos::ZERO,

@@ -117,6 +117,15 @@ pub(crate) async fn take_over<W: World, S: Components>(
     let resyncing = attach_resyncing(ctx, &record).await;
     let (record, committed) = settle(ctx, record, &fenced, &lost, &resyncing);
     let (record, revision) = confirm(world, record, revision).await?;
+    for (leg, &watermark) in record.legs.iter().zip(&committed) {
+        for member in leg.members.iter().filter(|m| m.state.is_active()) {
+            let lacks = |a: &Fenced| a.doubtful || a.promise.newest < watermark;
+            if fenced.get(&member.component).is_some_and(lacks) {
+                sometimes!("takeover.last_copy_lacks_something");
+                ctx.event(Event::WritesLost { object: record.id, host: member.host });
+            }
+        }
+    }
 
     let owner = build(ctx, record, revision, &fenced, &resyncing, &committed);
     match roll_forward(&owner, &fenced).await {
@@ -336,6 +345,7 @@ fn build<W: World, S: Components>(
                 },
                 session: answer.map(|a| a.session).unwrap_or_default(),
                 life: answer.and_then(|a| a.life),
+                broken: false,
                 mending: false,
                 refusals: 0,
                 // Not before the first renewal (R11).

@@ -1,7 +1,8 @@
 //! `mutants [--only NAME[,NAME]] [--seconds 600] [--jobs 2] [--first-seed N] [--no-stories]`:
 //! switches on one deliberate flaw after the other and runs seeds in order until something is
 //! found; when the seconds are used up, the stories. Ends with the table of `docs/simulation.md`,
-//! and with an error if a flaw was not found.
+//! and with an error if a flaw was not found. `mutants --play FILE [--only NAME]` plays one story
+//! with that flaw, and names the marks that it passed.
 //!
 //! Each flaw has a process of its own: one that panics or hangs is found as well.
 
@@ -36,6 +37,7 @@ struct Args {
     child: Option<String>,
     count: u64,
     stories: bool,
+    play: Option<String>,
 }
 
 fn main() {
@@ -48,6 +50,7 @@ fn main() {
         child: None,
         count: u64::MAX,
         stories: true,
+        play: None,
     };
     let mut story_child = false;
     let mut given = std::env::args().skip(1);
@@ -62,17 +65,32 @@ fn main() {
             "--child" => args.child = Some(value()),
             "--count" => args.count = number(&value()),
             "--stories" => story_child = true,
+            "--play" => args.play = Some(value()),
             "--no-stories" => args.stories = false,
             other => fail(&format!("unknown argument {other}")),
         }
     }
     match args.child.clone() {
+        _ if args.play.is_some() => play(&args),
         Some(name) => {
             args.stories = story_child;
             child(&name, &args);
         }
         None => parent(&args),
     }
+}
+
+/// Plays one story with the flaws that are asked for.
+fn play(args: &Args) {
+    let file = args.play.as_deref().expect("asked for");
+    let text = std::fs::read_to_string(file).unwrap_or_else(|e| fail(&format!("{file}: {e}")));
+    for name in &args.only {
+        let mutant = ALL.iter().find(|m| m.name == name);
+        switch_on(mutant.unwrap_or_else(|| fail(&format!("no flaw is called {name}"))).name);
+    }
+    print!("{}", scenario::play(&text).unwrap_or_else(|why| fail(&why)));
+    let passed: Vec<_> = atoll_world::mark::reached().into_keys().collect();
+    println!("passed {}", passed.join(" "));
 }
 
 // ---- one flaw, in a process of its own ---------------------------------------------------------

@@ -115,15 +115,16 @@ impl<T: Storage> Cluster<T> {
         let (name, _) = self.last();
         self.admin().deleting.set(true);
         // Until it is refused: the end of the run may come first.
-        self.admin().there.set(false);
+        let was_there = self.admin().there.replace(false);
         let deleted = self.patiently(node.delete_volume(&name, None, false, false)).await;
         self.admin().deleting.set(false);
         self.say(Some(host), format!("delete {name}: {}", told(&deleted)));
-        // Refused, or it is gone, now or in a while.
-        self.admin().there.set(matches!(
+        // Refused, or it is gone, now or in a while; as for an earlier attempt without an answer.
+        let refused = matches!(
             deleted,
             Some(Err(ManageError::InUse { .. } | ManageError::MayBeInUse { .. }))
-        ));
+        );
+        self.admin().there.set(was_there && refused);
     }
 
     async fn resize(&self, host: u16, rng: &mut Rng) {

@@ -45,12 +45,8 @@ macro_rules! mutants {
 mutants! {
     "leg.one_ack_is_enough", "R4", [Kill],
         "a write is acknowledged when one member has it";
-    "leg.old_session_counts", "R2", [ConnectionLost],
-        "an acknowledgement of an older session counts";
     "leg.nothing_is_sent_again", "R2", [ConnectionLost],
         "what is in flight is not sent again in a new session";
-    "leg.watermark_over_gaps", "R4", [Kill],
-        "W rises over an operation that is still in flight";
     "leg.lease_of_one_member", "R11", [Partition],
         "reads need the lease of one member, not of all";
     "leg.promoting_is_not_awaited", "R15", [DirectoryLate],
@@ -63,8 +59,6 @@ mutants! {
         "operations are not sent to a resyncing member";
     "owner.superseded_goes_on", "R21", [Partition],
         "an owner that sees a newer epoch goes on";
-    "owner.late_request_counts", "R21", [ConnectionLost],
-        "a request that comes after its answer is carried out";
     "owner.retry_joins_nothing", "R21", [ConnectionLost],
         "a retry runs beside its first attempt, or after it";
     "owner.retry_is_applied", "R21", [ConnectionLost, Kill],
@@ -83,6 +77,8 @@ mutants! {
         "what a client left on the wire is carried out later";
     "member.fence_waits_for_nobody", "R9", [Partition],
         "a fence is answered while an older lease runs";
+    "member.goes_on_after_a_refusal", "R2", [FrameDamaged],
+        "what comes behind a refused operation is taken";
     "member.serves_an_earlier_life", "R2", [TornWrite, Kill],
         "a member that restarted serves the session before";
     "grants.nothing_before_the_start", "R9", [Partition, Kill],
@@ -119,8 +115,8 @@ mutants! {
         "writes are acknowledged before a drop is confirmed";
     "mend.drops_the_last", "R20", [Kill],
         "the last active member is dropped";
-    "mend.since_the_last", "R4", [Kill],
-        "a dropped member is recorded as having all that was assigned";
+    "mend.gaps_in_a_session", "R2", [ConnectionLost],
+        "after a loss a session goes on, and what a member has is taken to be without gaps";
     "mend.from_rises", "R4", [Kill],
         "a resyncing member that fails is recorded as further than it was";
     "mend.lost_end_unnoticed", "S18", [TornWrite, Kill],
@@ -157,8 +153,6 @@ mutants! {
         "a returning member that lost its end keeps its `from`";
     "resync.no_barrier", "R14", [ConnectionLost],
         "a member is promoted with operations unacknowledged";
-    "resync.promotes_before_the_change", "R13", [DirectoryLate],
-        "a member is read from before it is promoted";
     "resync.bad_becomes_zeros", "P3", [BitFlip],
         "a block without a good copy is copied as zeros";
     "store.session_not_checked", "R1", [Partition],
@@ -193,8 +187,6 @@ mutants! {
         "discards in the log are not replayed";
     "recover.last_batch_dropped", "S5", [ClusterPowerLoss],
         "the last batch of the log is dropped, whole or not";
-    "recover.torn_body_is_newer", "P1", [PowerLoss],
-        "a torn checkpoint is taken for one of a newer version";
     "recover.torn_batch_counts", "S5", [ClusterPowerLoss],
         "a torn batch is replayed";
     "recover.no_doubt", "S5", [TornWrite, Kill],

@@ -103,6 +103,8 @@ struct Link {
     slow: u64,
     /// What was sent over it while it is slow keeps it busy until then.
     busy: Nanos,
+    /// The next payload over it arrives with a flipped bit.
+    damage: bool,
     /// The latest arrival of what was sent over it on any connection.
     latest: Nanos,
 }
@@ -153,6 +155,7 @@ impl Fabric {
             links: RefCell::new(vec![
                 Link {
                     cut: false,
+                    damage: false,
                     slow: 1,
                     busy: Nanos::ZERO,
                     latest: Nanos::ZERO
@@ -229,6 +232,18 @@ impl Fabric {
         }
     }
 
+    /// The next payload from `from` to `to` arrives damaged.
+    pub fn damage_next(&self, from: u16, to: u16) {
+        let link = self.link_index(from, to);
+        self.0.links.borrow_mut()[link].damage = true;
+    }
+
+    /// Whether it is this one; the others are sound.
+    fn takes_damage(&self, from: u16, to: u16) -> bool {
+        let link = self.link_index(from, to);
+        std::mem::take(&mut self.0.links.borrow_mut()[link].damage)
+    }
+
     /// Whether packets from `from` to `to` wait.
     pub fn is_cut(&self, from: u16, to: u16) -> bool {
         self.0.links.borrow()[self.link_index(from, to)].cut
@@ -259,8 +274,8 @@ impl Fabric {
         }
     }
 
-    /// Every connection between the two hosts ends here and now on both sides, also over a link that
-    /// is cut: something on the way says that there is no way.
+    /// Every connection between the two hosts ends here and now on both sides, also over a link
+    /// that is cut: something on the way says that there is no way.
     pub fn break_now(&self, a: u16, b: u16) {
         let pairs: Vec<_> = self.0.pairs.borrow().values().filter_map(Weak::upgrade).collect();
         for pair in pairs.iter().filter(|p| p.hosts == [a, b] || p.hosts == [b, a]) {
@@ -566,6 +581,11 @@ impl Conn for SimConn {
                 flight = Some(Flight::Garbage);
             }
         }
+        if !packet.payload.is_empty() && pair.fabric.takes_damage(here, there) {
+            fabric.faults.reached(FaultKind::FrameDamaged);
+            let bits = atoll_world::buf::total_len(&packet.payload) as u64 * 8;
+            flip(&mut packet.payload, rng.below(bits) as usize);
+        }
         let answer_lost = here != there && rng.happens(rates.answer_lost);
         drop(rng);
         pair.fly(1 - side, arrival, flight.unwrap_or(Flight::Packet(packet)));
@@ -623,22 +643,23 @@ fn damage(packet: &mut Packet, rng: &mut Rng) -> bool {
     match part {
         0 => return false,
         1 => packet.body[bit / 8] ^= 1 << (bit % 8),
-        _ => {
-            let mut at = bit / 8;
-            for piece in &mut packet.payload {
-                if at < piece.len() {
-                    let mut copy = BufMut::for_overwrite(piece.len());
-                    copy.copy_from_slice(piece);
-                    copy[at] ^= 1 << (bit % 8);
-                    let copy: Buf = copy.freeze();
-                    *piece = copy;
-                    break;
-                }
-                at -= piece.len();
-            }
-        }
+        _ => flip(&mut packet.payload, bit),
     }
     true
+}
+
+fn flip(payload: &mut [Buf], bit: usize) {
+    let mut at = bit / 8;
+    for piece in payload {
+        if at < piece.len() {
+            let mut copy = BufMut::for_overwrite(piece.len());
+            copy.copy_from_slice(piece);
+            copy[at] ^= 1 << (bit % 8);
+            *piece = copy.freeze();
+            return;
+        }
+        at -= piece.len();
+    }
 }
 
 #[cfg(test)]

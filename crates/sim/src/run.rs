@@ -148,8 +148,7 @@ impl Setup {
             false => Plan::of_part(seed, hosts, options.faults, &options.part),
         };
         let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
-        let draw =
-            |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
+        let draw = |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
         cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
         if draw(Features::CROWD, "crowd") {
             cluster.crowd();

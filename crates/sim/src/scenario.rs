@@ -2,7 +2,9 @@
 //!
 //! - `cluster hosts=3 seed=7`: first; the machines. Also `disks=3` (the first is the log device,
 //!   otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is
-//!   made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced)
+//!   made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced),
+//!   `idle=50ms` (blocks move home that soon), `checkpoint=4KiB` (one is taken once the journal
+//!   holds more)
 //! - `volume v0 size=4MiB on=h0,h1`: its copies; all volumes come before anything else
 //! - `write v0 via=h0 at=0 len=4KiB`: waits for the answer; also `read`, `discard`, `zero`
 //! - ... `within=2s`, `shows=1,2,1`, `fails=full`: what the answer must be; an error that is not
@@ -16,13 +18,17 @@
 //! - `trap h1 polls=200`, `trap h1 polls=200 power=yes`: it dies after so many steps
 //! - `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`: the network
 //! - `cut1 h0 h1`, `join1 h0 h1`: one direction of it
+//! - `break h0 h1`: every connection between them ends at once, with what was on the way
+//! - `damage h0 h1`: a bit of the next data from h0 to h1 flips on the way
 //! - `directory down`, `directory up`: the directory
+//! - `network answer-lost`, `network none`: every packet goes wrong in that way from now on, or
+//!   `ppm=1000` of a million; no more; `directory slow` likewise of its calls
 //! - `hang h1`, `unhang h1`, `gone h1`, `back h1`, `slow h1 x=100`, `wipe h1`: disks; all of
 //!   these take `disk=0` to mean one only
 //! - `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1`: the medium: cut off; put
 //!   back as it was when it was kept; exchanged
-//! - `fault h1 lost-write`, `fault h1 none`: every operation of that kind goes wrong from now on;
-//!   no more
+//! - `fault h1 lost-write`, `fault h1 none`: every operation of that kind goes wrong now, or
+//!   `ppm=1000` of a million; no more
 //! - `flip h1`, `flip h1 in=log page=3`: a bit of any page, or of a part's n-th used page
 //! - `rot h1 v0 at=4KiB in=log`: a bit of every copy of that block on the host's media, or in a
 //!   part
@@ -49,7 +55,7 @@ use crate::checker::Kind;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::disk::{DiskProfile, Image, SimDisk};
 use crate::executor::LifeId;
-use crate::fault::{DiskRates, FaultKind};
+use crate::fault::{DirectoryRates, DiskRates, FaultKind, NetRates};
 use crate::net::NetProfile;
 use crate::pattern;
 use crate::rig::{Rig, RigSpec};
@@ -75,6 +81,8 @@ use std::rc::Rc;
 
 /// Layers whose lines are told.
 const TOLD: &[&str] = &["fault", "node", "cluster", "client"];
+/// Every operation, in parts per million.
+const ALWAYS: u64 = 1_000_000;
 /// A story ends before that.
 const STORY_MAX: Nanos = Nanos::from_secs(2_000);
 
@@ -194,7 +202,14 @@ pub fn play(text: &str) -> Result<String, String> {
     };
     let trace = Trace::of(TOLD);
     let rig = Rig::new(seed, machines, trace.clone());
-    let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(log_bytes));
+    let mut storage = RealStorage::new(log_bytes);
+    if let Some(idle) = first.span("idle")? {
+        storage = storage.destaging(0, idle);
+    }
+    if first.options.contains_key("checkpoint") {
+        storage = storage.checkpointing(first.number("checkpoint")?);
+    }
+    let cluster = Cluster::new(rig.clone(), spec, storage);
     let stage = Stage {
         rig: rig.clone(),
         cluster: cluster.clone(),
@@ -317,7 +332,13 @@ impl Stage {
                     fabric.set_cut(b, a, word == "cut");
                 }
             }
-            "directory" => rig.directory().set_down(c.word(1)? == "down"),
+            "damage" => fabric.damage_next(c.host(1)?, c.host(2)?),
+            "break" => fabric.break_now(c.host(1)?, c.host(2)?),
+            "network" => fabric.set_rates(network_rates(c)?),
+            "directory" => match c.word(1)? {
+                word @ ("down" | "up") => rig.directory().set_down(word == "down"),
+                _ => rig.directory().set_rates(directory_rates(c)?),
+            },
             word @ ("reached" | "tell") => {
                 let name = c.word(1)?;
                 let kind = FaultKind::ALL.iter().find(|k| k.name() == name);
@@ -654,9 +675,37 @@ fn hits(name: &str) -> u64 {
     mark::reached().get(name).copied().unwrap_or(0)
 }
 
+/// Rates at which packets go wrong.
+fn network_rates(c: &Command) -> Result<NetRates, String> {
+    let mut rates = NetRates::default();
+    *match c.word(1)? {
+        "none" => return Ok(rates),
+        "connection-lost" => &mut rates.lost,
+        "frame-damaged" => &mut rates.damaged,
+        "packet-delayed" => &mut rates.delayed,
+        "answer-lost" => &mut rates.answer_lost,
+        _ => return Err(c.bad("no such fault of the network")),
+    } = c.number_or("ppm", ALWAYS)? as u32;
+    Ok(rates)
+}
+
+/// Rates at which calls of the directory go wrong.
+fn directory_rates(c: &Command) -> Result<DirectoryRates, String> {
+    let mut rates = DirectoryRates::default();
+    *match c.word(1)? {
+        "none" => return Ok(rates),
+        "slow" => &mut rates.slow,
+        "answer-lost" => &mut rates.answer_lost,
+        "late" => &mut rates.late,
+        "stale-read" => &mut rates.stale,
+        "watch-odd" => &mut rates.watch,
+        _ => return Err(c.bad("no such fault of the directory")),
+    } = c.number_or("ppm", ALWAYS)? as u32;
+    Ok(rates)
+}
+
 /// Rates at which every operation of one kind goes wrong.
 fn rates(c: &Command) -> Result<DiskRates, String> {
-    const ALWAYS: u32 = 1_000_000;
     let mut rates = DiskRates::default();
     *match c.word(2)? {
         "none" => return Ok(rates),
@@ -669,7 +718,7 @@ fn rates(c: &Command) -> Result<DiskRates, String> {
         "misdirected-write" => &mut rates.misdirected_write,
         "misdirected-read" => &mut rates.misdirected_read,
         _ => return Err(c.bad("no such fault of a disk")),
-    } = ALWAYS;
+    } = c.number_or("ppm", ALWAYS)? as u32;
     Ok(rates)
 }
 

@@ -205,10 +205,7 @@ async fn load_checkpoint<W: World>(
             }
             Err(e @ OpenError::Io(_)) => return Err(e),
             // What a crash has left of two versions of a body can look like anything.
-            Err(e @ OpenError::Newer(_))
-                if mutant!("recover.torn_body_is_newer")
-                    || is_whole(device, region, &head).await? =>
-            {
+            Err(e @ OpenError::Newer(_)) if is_whole(device, region, &head).await? => {
                 return Err(e);
             }
             Err(_) => {
