@@ -109,7 +109,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 }
                 Some(Role::Absent { .. }) | None => break,
             }
-            let last = !leg.has_other_active(slot) && !mutant!("mend.drops_the_last");
+            let last = !leg.has_other_open(slot) && !mutant!("mend.drops_the_last");
             let may_pass = trouble.may_pass() && refusals <= REFUSALS_MAX;
             if last || (may_pass && self.now() < give_up) {
                 match self.attach(&leg, slot, give_up).await {

@@ -1,7 +1,8 @@
 //! What hosts say to each other. The table of all messages is in `docs/protocol.md`.
 //!
 //! Data carries a CRC-32C per 4 KiB block in its body; decoding verifies it (of an `Append`
-//! the store does), so that a payload that changed on the way is refused before anything acts on it. The CRC is never recomputed
+//! the store does), so that a payload that changed on the way is refused before anything acts on
+//! it. The CRC is never recomputed
 //! for sending: it is the front end's, or the store's.
 
 use crate::codec::{Dec, Enc};
