@@ -155,6 +155,7 @@ impl<W: World, S: Components> Owner<W, S> {
             Ok(Reply::Promise { promise, doubtful })
                 if (doubtful || promise.newest < acknowledged)
                     && leg.has_other_active(slot)
+                    && (leg.has_other_open(slot) || !self.0.ctx.may_settle_for_less(self.0.id))
                     && !mutant!("mend.lost_end_unnoticed") =>
             {
                 sometimes!("mend.member_lost_what_it_acknowledged");
@@ -162,10 +163,9 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             Ok(Reply::Promise { promise, doubtful }) => {
                 if doubtful || promise.newest < acknowledged {
-                    sometimes!("mend.last_copy_lacks_something");
-                    let (object, host) = (self.0.id, member.host);
-                    self.0.ctx.event(Event::WritesLost { object, host });
+                    self.accept_what_is_left(leg, &member).await.map_err(|_| Trouble::Link)?;
                 }
+                self.0.ctx.lacks_nothing(self.0.id);
                 self.on_attached(leg, slot, session, self.life_of(member.host));
                 Ok(())
             }
@@ -176,6 +176,40 @@ impl<W: World, S: Components> Owner<W, S> {
             Ok(Reply::Failed(error)) => Err(Trouble::Store(error)),
             Ok(_) | Err(_) => Err(Trouble::Link),
         }
+    }
+
+    /// The last active member lacks some of what it had acknowledged, and is what there is (R20):
+    /// the others are compared with it whole, so that all are the same in the end.
+    async fn accept_what_is_left(&self, leg: &Rc<Leg>, left: &Member) -> Result<(), Fail> {
+        sometimes!("mend.last_copy_lacks_something");
+        let (object, host) = (self.0.id, left.host);
+        self.0.ctx.event(Event::WritesLost { object, host });
+        self.change(|record| {
+            let mut changed = false;
+            for member in &mut record.legs[leg.index].members {
+                if let MemberState::Absent { since: seq, .. }
+                | MemberState::Resyncing { from: seq } = &mut member.state
+                {
+                    changed |= *seq > Seq(0);
+                    *seq = Seq(0);
+                }
+            }
+            changed
+        })
+        .await?;
+        let mut again = Vec::new();
+        for member in leg.members.borrow_mut().iter_mut() {
+            match &mut member.role {
+                Role::Absent { since } => *since = Seq(0),
+                // From the start, with what there is now.
+                Role::Resyncing { .. } => again.push((member.slot, member.session)),
+                Role::Active | Role::Promoting => {}
+            }
+        }
+        for (slot, session) in again {
+            self.on_trouble(leg, slot, session, Trouble::Link);
+        }
+        Ok(())
     }
 
     /// As long as the directory does not confirm that a member is dropped, it is awaited: if it can

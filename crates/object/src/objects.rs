@@ -141,6 +141,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
     /// Takeovers that failed: how long the last pause is, and until when.
     pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos)>>,
+    /// Since when all copies that answer are known to lack something, while another may come.
+    lacking: RefCell<BTreeMap<ObjectId, Nanos>>,
     pub overtaken: Overtaken,
     events: RefCell<VecDeque<(u64, Event)>>,
     inventory: RefCell<Vec<HostView>>,
@@ -179,6 +181,17 @@ impl<W: World, S: Components> Ctx<W, S> {
     }
     pub fn repair_delay_s(&self) -> u32 {
         self.repair_delay_s.get()
+    }
+    /// Whether what answers has to do, although it lacks something that it had acknowledged and an
+    /// active copy that does not answer may have it: once that one counts as lost for good.
+    pub fn may_settle_for_less(&self, object: ObjectId) -> bool {
+        let now = self.world.now();
+        let since = *self.lacking.borrow_mut().entry(object).or_insert(now);
+        now.since(since) >= Nanos::from_secs(u64::from(self.repair_delay_s()))
+    }
+    /// A copy that lacks nothing answers, or one that does was taken for want of another.
+    pub fn lacks_nothing(&self, object: ObjectId) {
+        self.lacking.borrow_mut().remove(&object);
     }
     pub fn resync_paused(&self) -> bool {
         self.resync_paused.get()
@@ -267,6 +280,7 @@ impl<W: World, S: Components> Objects<W, S> {
             routes: RefCell::default(),
             missed: RefCell::default(),
             pauses: RefCell::default(),
+            lacking: RefCell::default(),
             overtaken: Overtaken::default(),
             events: RefCell::default(),
             inventory: RefCell::default(),

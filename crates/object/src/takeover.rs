@@ -131,6 +131,7 @@ pub(crate) async fn take_over<W: World, S: Components>(
     match roll_forward(&owner, &fenced).await {
         Ok(()) => {
             sometimes!("takeover.done");
+            ctx.lacks_nothing(owner.0.id);
             ctx.event(Event::TookOver { object: owner.0.id, epoch: owner.0.epoch });
             Ok(owner)
         }
@@ -177,6 +178,29 @@ async fn fence_all<W: World, S: Components>(
             return Err(TakeoverError::NotNow(format!(
                 "no active copy of leg {leg} can be reached; it is on {}",
                 hosts.join(", ")
+            )));
+        }
+        // What was acknowledged may be on one that is not up yet (S18): a damaged log must not win
+        // because its host started first.
+        let sound = |m: &MemberRecord| fenced.get(&m.component).is_some_and(|a| !a.doubtful);
+        let may_come = |m: &&MemberRecord| {
+            m.state.is_active()
+                && !fenced.contains_key(&m.component)
+                && !lost.contains(&m.component)
+        };
+        let better: Vec<String> =
+            members.members.iter().filter(may_come).map(|m| ctx.host_name(m.host)).collect();
+        if any
+            && !better.is_empty()
+            && !members.members.iter().any(sound)
+            && !mutant!("takeover.settles_for_less")
+            && !ctx.may_settle_for_less(record.id)
+        {
+            sometimes!("takeover.waits_for_a_better_copy");
+            return Err(TakeoverError::NotNow(format!(
+                "the copies of leg {leg} that answer have lost some of what they had acknowledged; \
+                 the one on {} is waited for, as long as the repair delay says",
+                better.join(", ")
             )));
         }
     }
@@ -280,12 +304,18 @@ fn settle<W: World, S: Components>(
         let doubtful = |a: &Fenced| a.doubtful && !mutant!("takeover.doubt_is_ignored");
         let sound = |a: &Fenced| !doubtful(a) && a.promise.newest >= watermark;
         let any_sound = answers().any(sound);
+        // Without one, what is left is what there is: others are compared with it whole.
+        let none_sound = !any_sound && answers().next().is_some();
+        let behind = |since: Seq| if none_sound { Seq(0) } else { since };
         for member in &mut leg.members {
             let lost = lost.contains(&member.component);
             match (member.state, fenced.get(&member.component)) {
                 (MemberState::Active, None) => {
                     sometimes!("takeover.drops_an_unreachable_member");
-                    member.state = MemberState::Absent { since: watermark, at_ms, lost };
+                    member.state = MemberState::Absent { since: behind(watermark), at_ms, lost };
+                }
+                (MemberState::Absent { since, at_ms, lost }, _) => {
+                    member.state = MemberState::Absent { since: behind(since), at_ms, lost };
                 }
                 // It lacks what is known to be committed: its disk has lost the end of what it had
                 // acknowledged, and has all below what it knows to be committed itself. One that
@@ -297,11 +327,13 @@ fn settle<W: World, S: Components>(
                     member.state = MemberState::Absent { since, at_ms, lost };
                 }
                 (MemberState::Resyncing { from }, _) => match resyncing.get(&member.component) {
-                    None => member.state = MemberState::Absent { since: from, at_ms, lost },
+                    None => {
+                        member.state = MemberState::Absent { since: behind(from), at_ms, lost };
+                    }
                     Some(_) if mutant!("takeover.resyncing_is_active") => {
                         member.state = MemberState::Active;
                     }
-                    Some(a) if doubtful(a) || a.promise.newest < from => {
+                    Some(a) if doubtful(a) || a.promise.newest < from || none_sound => {
                         member.state = MemberState::Resyncing { from: Seq(0) };
                     }
                     Some(_) => {}

@@ -127,6 +127,8 @@ mutants! {
         "a new owner opens sessions without fencing";
     "takeover.drops_all", "R6", [Kill],
         "members are dropped although none answered the fence";
+    "takeover.settles_for_less", "S18", [TornWrite, ClusterPowerLoss],
+        "a copy whose log is damaged is taken because its host is up first";
     "takeover.since_the_newest", "R6", [Kill],
         "a dropped member is recorded as having the newest";
     "takeover.seqs_come_again", "S7", [Kill],
