@@ -155,7 +155,8 @@ impl<W: World, S: Components> Owner<W, S> {
             Ok(Reply::Promise { promise, doubtful })
                 if (doubtful || promise.newest < acknowledged)
                     && leg.has_other_active(slot)
-                    && (leg.has_other_open(slot) || !self.0.ctx.may_settle_for_less(self.0.id))
+                    && (leg.has_other_open(slot)
+                        || !self.0.ctx.may_settle_for_less(&self.0.record.borrow()))
                     && !mutant!("mend.lost_end_unnoticed") =>
             {
                 sometimes!("mend.member_lost_what_it_acknowledged");

@@ -12,7 +12,7 @@ use crate::placement::{self, HostView};
 use crate::read::Overtaken;
 use crate::resync::Progress;
 use crate::takeover::{TakeoverError, load, take_over};
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::op::OpKind;
 use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
@@ -139,10 +139,11 @@ pub(crate) struct Ctx<W: World, S: Components> {
     routes: RefCell<BTreeMap<ObjectId, OwnerRecord>>,
     /// When an owner was first found out of reach.
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
-    /// Takeovers that failed: how long the last pause is, and until when.
-    pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos)>>,
-    /// Since when all copies that answer are known to lack something, while another may come.
-    lacking: RefCell<BTreeMap<ObjectId, Nanos>>,
+    /// Takeovers that failed: how long the last pause is, and until when; and why.
+    pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos, String)>>,
+    /// Since when all copies that answer are known to lack something, while another may come; and
+    /// the record's `seq_base` then.
+    lacking: RefCell<BTreeMap<ObjectId, (Nanos, Seq)>>,
     pub overtaken: Overtaken,
     events: RefCell<VecDeque<(u64, Event)>>,
     inventory: RefCell<Vec<HostView>>,
@@ -184,10 +185,15 @@ impl<W: World, S: Components> Ctx<W, S> {
     }
     /// Whether what answers has to do, although it lacks something that it had acknowledged and an
     /// active copy that does not answer may have it: once that one counts as lost for good.
-    pub fn may_settle_for_less(&self, object: ObjectId) -> bool {
+    pub fn may_settle_for_less(&self, record: &ObjectRecord) -> bool {
         let now = self.world.now();
-        let since = *self.lacking.borrow_mut().entry(object).or_insert(now);
-        now.since(since) >= Nanos::from_secs(u64::from(self.repair_delay_s()))
+        let mut lacking = self.lacking.borrow_mut();
+        let (since, base) = lacking.entry(record.id).or_insert((now, record.seq_base));
+        if *base != record.seq_base {
+            // A takeover has gone well meanwhile, perhaps on another host: that was another time.
+            (*since, *base) = (now, record.seq_base);
+        }
+        now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s()))
     }
     /// A copy that lacks nothing answers, or one that does was taken for want of another.
     pub fn lacks_nothing(&self, object: ObjectId) {
@@ -516,9 +522,10 @@ impl<W: World, S: Components> Objects<W, S> {
         if self.0.taking.borrow().contains_key(&object) || self.0.owner(object).is_some() {
             return Err(TakeoverError::NotNow("taking the volume over already".into()));
         }
-        let pause = self.0.pauses.borrow().get(&object).copied();
-        if pause.is_some_and(|(_, until)| self.0.world.now() < until) {
-            return Err(TakeoverError::NotNow("taking the volume over has just failed".into()));
+        if let Some((_, until, why)) = self.0.pauses.borrow().get(&object)
+            && self.0.world.now() < *until
+        {
+            return Err(TakeoverError::NotNow(why.clone()));
         }
         let done = Notify::default();
         self.0.taking.borrow_mut().insert(object, done.clone());
@@ -547,14 +554,15 @@ impl<W: World, S: Components> Objects<W, S> {
     /// further apart the more there were, with a little chance between hosts that compete.
     fn pause_after(&self, object: ObjectId, error: Option<&TakeoverError>) {
         let mut pauses = self.0.pauses.borrow_mut();
-        if !matches!(error, Some(TakeoverError::NotNow(_))) {
+        let Some(TakeoverError::NotNow(why)) = error else {
             pauses.remove(&object);
             return;
-        }
-        let last = pauses.get(&object).map_or(Nanos::ZERO, |&(last, _)| last);
+        };
+        let last = pauses.get(&object).map_or(Nanos::ZERO, |&(last, ..)| last);
         let pause = (last * 2).clamp(TAKEOVER_PAUSE_FIRST, TAKEOVER_PAUSE_LAST);
         let chance = Nanos(self.0.world.random() % (pause.0 / 4));
-        pauses.insert(object, (pause, self.0.world.now() + pause + chance));
+        let until = self.0.world.now() + pause + chance;
+        pauses.insert(object, (pause, until, why.clone()));
     }
 
     fn serve(&self, owner: Owner<W, S>) {

@@ -194,7 +194,7 @@ async fn fence_all<W: World, S: Components>(
             && !better.is_empty()
             && !members.members.iter().any(sound)
             && !mutant!("takeover.settles_for_less")
-            && !ctx.may_settle_for_less(record.id)
+            && !ctx.may_settle_for_less(record)
         {
             sometimes!("takeover.waits_for_a_better_copy");
             return Err(TakeoverError::NotNow(format!(

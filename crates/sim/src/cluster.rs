@@ -281,6 +281,7 @@ impl<T: Storage> Cluster<T> {
             }
         };
         let node = Node::start(world.clone(), node_config(host), groups);
+        node.objects().set_repair_delay(self.0.spec.repair_delay_s);
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
         world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
         while !self.0.clients_on.get() {
