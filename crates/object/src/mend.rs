@@ -143,6 +143,8 @@ impl<W: World, S: Components> Owner<W, S> {
     /// What is wrong with the member.
     async fn attach(&self, leg: &Rc<Leg>, slot: u8, until: Nanos) -> Result<(), Trouble> {
         let Some(member) = leg.member(slot) else { return Err(Trouble::Link) };
+        // From here on it may answer reads whatever it has lost.
+        leg.with_member(slot, |m| m.broken = true);
         let session = self.next_session();
         let request = Request::Attach { component: member.component, session };
         let deadline = until.max(self.now() + RETRY_EVERY).min(self.now() + CALL_DEADLINE);

@@ -122,7 +122,9 @@ impl<W: World, S: Components> Owner<W, S> {
                 return self.read_block_by_block(leg, range, &readers).await;
             }
             if self.now().since(held_since) > HOLD {
-                let hosts: Vec<_> = readers.iter().map(|m| self.0.ctx.host_name(m.host)).collect();
+                let members = leg.members.borrow();
+                let active = members.iter().filter(|m| m.role == Role::Active);
+                let hosts: Vec<_> = active.map(|m| self.0.ctx.host_name(m.host)).collect();
                 let why =
                     format!("no copy can be read: that on {} does not answer", hosts.join(", "));
                 return Err(VolumeError::TimedOut(why).into());
@@ -145,10 +147,14 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// Active members in the order in which to ask them: this host's, else spread by strip; slow
-    /// ones last.
+    /// ones last. Not those without an open session: what one of them may have lost is being found
+    /// out, or it has lost something and is on its way out (S18).
     fn readers(&self, leg: &Leg, chunk: u32) -> Vec<Member> {
+        let is_sound = |m: &&Member| {
+            m.role == Role::Active && (!m.broken || mutant!("read.from_a_broken_session"))
+        };
         let mut readers: Vec<Member> =
-            leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
+            leg.members.borrow().iter().filter(is_sound).cloned().collect();
         if mutant!("read.from_the_resyncing") {
             readers = leg.members.borrow().iter().filter(|m| m.role.receives()).cloned().collect();
         }

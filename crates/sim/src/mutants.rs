@@ -99,6 +99,8 @@ mutants! {
         "a read overlaps writes in flight";
     "read.from_the_resyncing", "R19", [Kill],
         "a read asks a copy that is not up to date";
+    "read.from_a_broken_session", "R19", [TornWrite, Kill],
+        "a copy is read from that has lost something and is to be left out";
     "read.bad_is_zeros", "P3", [BitFlip],
         "a damaged block reads as zeros";
     "read.repairs_nothing", "P5", [BitFlip],
