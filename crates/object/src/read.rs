@@ -82,6 +82,9 @@ impl<W: World, S: Components> Owner<W, S> {
     pub async fn read_blocks(&self, leg: &Rc<Leg>, range: BlockRange) -> Result<ReadBlocks, Fail> {
         let held_since = self.now();
         loop {
+            if self.is_stopped() {
+                return Err(Fail::Stopped);
+            }
             let readers = self.readers(leg, range.chunk());
             let mut bad = Vec::new();
             let mut unreachable = false;
@@ -107,14 +110,12 @@ impl<W: World, S: Components> Owner<W, S> {
                     Ok(Reply::Failed(StoreError::Bad(blocks))) => bad.push((reader.slot, blocks)),
                     Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > self.0.epoch => {
                         self.stop(Stop::Superseded);
+                        return Err(Fail::Stopped);
                     }
                     reply => {
                         unreachable = true;
                         self.on_reader_of_an_earlier_life(leg, reader, reply);
                     }
-                }
-                if self.is_stopped() {
-                    return Err(Fail::Stopped);
                 }
                 i += 1;
             }
