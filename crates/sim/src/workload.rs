@@ -251,7 +251,10 @@ impl Book {
         };
         match &result {
             Ok(()) => history.borrow_mut().done(op, self.now()),
-            Err(VolumeError::OutOfRange { .. } | VolumeError::ReadOnly) => {
+            // Of a longer one the part before an end that has just moved may be done.
+            Err(VolumeError::OutOfRange { .. } | VolumeError::ReadOnly)
+                if at / CHUNK == (at + len - 1) / CHUNK =>
+            {
                 history.borrow_mut().refused(op);
             }
             // Anything else may have happened, or may yet.
