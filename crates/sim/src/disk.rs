@@ -645,6 +645,7 @@ impl SimDisk {
         b.lose_unflushed(false);
         std::mem::swap(&mut a.pages, &mut b.pages);
         std::mem::swap(&mut a.latent, &mut b.latent);
+        std::mem::swap(&mut a.rates, &mut b.rates);
         (a.misplaced, b.misplaced) = (!a.misplaced, !b.misplaced);
         if a.misplaced {
             a.faults.reached(FaultKind::SwappedDisks);

@@ -310,9 +310,16 @@ impl Rig {
         self.0.abrupt.set(plan.on.has(FaultKind::PartitionAbrupt));
         self.0.fabric.set_rates(plan.net);
         self.0.directory.set_rates(plan.directory);
+        // What two disks exchanged have keeps its faults: stores find it in the other place.
+        let swapped = self.0.swapped.borrow();
+        let holds = |place| {
+            let pair = swapped.iter().find(|pair| pair.contains(&place));
+            pair.map_or(place, |&[a, b]| if a == place { b } else { a })
+        };
         for (h, host) in self.0.hosts.iter().enumerate() {
-            let damaged = plan.victim == Some(h as u16);
             for (n, disk) in host.disks.iter().enumerate() {
+                let (h, n) = holds((h as u16, n));
+                let damaged = plan.victim == Some(h);
                 let mut rates = plan.disk;
                 // A capacity device that refuses writes is given up with what it holds: within the
                 // promise only where nothing drops another host's copies.
