@@ -157,18 +157,18 @@ impl<W: World, S: Components> Owner<W, S> {
             Ok(Reply::Promise { promise, doubtful })
                 if (doubtful || promise.newest < acknowledged)
                     && leg.has_other_active(slot)
-                    && (leg.has_other_open(slot)
-                        || !self.0.ctx.may_settle_for_less(&self.0.record.borrow()))
                     && !mutant!("mend.lost_end_unnoticed") =>
             {
                 sometimes!("mend.member_lost_what_it_acknowledged");
                 Err(Trouble::Stale)
             }
             Ok(Reply::Promise { promise, doubtful }) => {
-                if doubtful || promise.newest < acknowledged {
+                // Once in each of its lives: a connection that blinks loses nothing.
+                let has_restarted =
+                    member.life.is_none() || member.life != self.life_of(member.host);
+                if has_restarted && (doubtful || promise.newest < acknowledged) {
                     self.accept_what_is_left(leg, &member).await.map_err(|_| Trouble::Link)?;
                 }
-                self.0.ctx.lacks_nothing(self.0.id);
                 self.on_attached(leg, slot, session, self.life_of(member.host));
                 Ok(())
             }

@@ -183,8 +183,9 @@ impl<W: World, S: Components> Ctx<W, S> {
     pub fn repair_delay_s(&self) -> u32 {
         self.repair_delay_s.get()
     }
-    /// Whether what answers has to do, although it lacks something that it had acknowledged and an
-    /// active copy that does not answer may have it: once that one counts as lost for good.
+    /// Whether a takeover has to do with what answers, although it lacks something that it had
+    /// acknowledged and an active copy that does not answer may have it: once that one counts as
+    /// lost for good.
     pub fn may_settle_for_less(&self, record: &ObjectRecord) -> bool {
         let now = self.world.now();
         let mut lacking = self.lacking.borrow_mut();
@@ -195,7 +196,7 @@ impl<W: World, S: Components> Ctx<W, S> {
         }
         now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s()))
     }
-    /// A copy that lacks nothing answers, or one that does was taken for want of another.
+    /// A takeover has gone well.
     pub fn lacks_nothing(&self, object: ObjectId) {
         self.lacking.borrow_mut().remove(&object);
     }

@@ -334,10 +334,10 @@ impl Stage {
             }
             "damage" => fabric.damage_next(c.host(1)?, c.host(2)?),
             "break" => fabric.break_now(c.host(1)?, c.host(2)?),
-            "network" => fabric.set_rates(network_rates(c)?),
+            "network" => fabric.set_rates(rates(c, 1, of_network)?),
             "directory" => match c.word(1)? {
                 word @ ("down" | "up") => rig.directory().set_down(word == "down"),
-                _ => rig.directory().set_rates(directory_rates(c)?),
+                _ => rig.directory().set_rates(rates(c, 1, of_directory)?),
             },
             word @ ("reached" | "tell") => {
                 let name = c.word(1)?;
@@ -408,7 +408,7 @@ impl Stage {
                     disk.restore(image.ok_or_else(|| c.bad("nothing was kept"))?);
                 }
                 "swap" => disk.swap(&self.rig.disks(c.host(2)?)[n]),
-                "fault" => disk.set_rates(rates(c)?),
+                "fault" => disk.set_rates(rates(c, 2, of_disk)?),
                 "flip" if !c.options.contains_key("in") => {
                     disk.flip();
                 }
@@ -675,40 +675,45 @@ fn hits(name: &str) -> u64 {
     mark::reached().get(name).copied().unwrap_or(0)
 }
 
-/// Rates at which packets go wrong.
-fn network_rates(c: &Command) -> Result<NetRates, String> {
-    let mut rates = NetRates::default();
-    *match c.word(1)? {
-        "none" => return Ok(rates),
+/// Rates at which operations of the kind that word `i` names go wrong: all, or `ppm=1000` of a
+/// million.
+fn rates<R: Default>(
+    c: &Command,
+    i: usize,
+    of: impl for<'a> FnOnce(&'a mut R, &str) -> Option<&'a mut u32>,
+) -> Result<R, String> {
+    let mut rates = R::default();
+    let kind = c.word(i)?;
+    if kind != "none" {
+        let rate = of(&mut rates, kind).ok_or_else(|| c.bad("no such fault"))?;
+        *rate = c.number_or("ppm", ALWAYS)? as u32;
+    }
+    Ok(rates)
+}
+
+fn of_network<'a>(rates: &'a mut NetRates, kind: &str) -> Option<&'a mut u32> {
+    Some(match kind {
         "connection-lost" => &mut rates.lost,
         "frame-damaged" => &mut rates.damaged,
         "packet-delayed" => &mut rates.delayed,
         "answer-lost" => &mut rates.answer_lost,
-        _ => return Err(c.bad("no such fault of the network")),
-    } = c.number_or("ppm", ALWAYS)? as u32;
-    Ok(rates)
+        _ => return None,
+    })
 }
 
-/// Rates at which calls of the directory go wrong.
-fn directory_rates(c: &Command) -> Result<DirectoryRates, String> {
-    let mut rates = DirectoryRates::default();
-    *match c.word(1)? {
-        "none" => return Ok(rates),
+fn of_directory<'a>(rates: &'a mut DirectoryRates, kind: &str) -> Option<&'a mut u32> {
+    Some(match kind {
         "slow" => &mut rates.slow,
         "answer-lost" => &mut rates.answer_lost,
         "late" => &mut rates.late,
         "stale-read" => &mut rates.stale,
         "watch-odd" => &mut rates.watch,
-        _ => return Err(c.bad("no such fault of the directory")),
-    } = c.number_or("ppm", ALWAYS)? as u32;
-    Ok(rates)
+        _ => return None,
+    })
 }
 
-/// Rates at which every operation of one kind goes wrong.
-fn rates(c: &Command) -> Result<DiskRates, String> {
-    let mut rates = DiskRates::default();
-    *match c.word(2)? {
-        "none" => return Ok(rates),
+fn of_disk<'a>(rates: &'a mut DiskRates, kind: &str) -> Option<&'a mut u32> {
+    Some(match kind {
         "read-error" => &mut rates.read_error,
         "write-error" => &mut rates.write_error,
         "flush-error" => &mut rates.flush_error,
@@ -717,9 +722,8 @@ fn rates(c: &Command) -> Result<DiskRates, String> {
         "torn-write" => &mut rates.torn,
         "misdirected-write" => &mut rates.misdirected_write,
         "misdirected-read" => &mut rates.misdirected_read,
-        _ => return Err(c.bad("no such fault of a disk")),
-    } = c.number_or("ppm", ALWAYS)? as u32;
-    Ok(rates)
+        _ => return None,
+    })
 }
 
 /// Where the used pages are that a command means: in all parts of a medium or one, and as wanted.
