@@ -42,7 +42,7 @@ pub const SEQ_EPOCH_GAP: u64 = 1 << 17;
 /// Sequence numbers are 48 bits wide on disk.
 pub const SEQ_MAX: u64 = (1 << 48) - 1;
 
-const _: () = assert!(BLOCKS_PER_CHUNK == 256 && SEQ_EPOCH_GAP > OPS_IN_FLIGHT_MAX);
+const _: () = assert!(BLOCKS_PER_CHUNK == 256 && SEQ_EPOCH_GAP >= 2 * OPS_IN_FLIGHT_MAX);
 
 /// Formats a size for people, in IEC units: `4.0 KiB`, `1.5 GiB`.
 pub fn iec(bytes: u64) -> String {

@@ -23,7 +23,7 @@ use atoll_format::id::{
 };
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
-use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK, SECTOR};
+use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK, OPS_IN_FLIGHT_MAX, SECTOR};
 use atoll_transport::CallError;
 use atoll_world::directory::Revision;
 use atoll_world::sync::{Notify, Permit, Semaphore, oneshot};
@@ -225,6 +225,16 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     // ---- writing -------------------------------------------------------------------------
+
+    /// A member has been compared whole: the next operation's seq is beyond everything that anybody
+    /// can be in doubt of, so that the doubt ends when it is committed. Not further from what the
+    /// next owner will know than an epoch's gap, however often.
+    pub(crate) fn end_doubt(&self) {
+        let committed = self.legs().iter().map(|leg| leg.committed()).max().unwrap_or_default();
+        let known = committed.max(self.0.record.borrow().seq_base);
+        let beyond = Seq(known.0 + OPS_IN_FLIGHT_MAX + 1);
+        self.0.next_seq.set(self.0.next_seq.get().max(beyond));
+    }
 
     /// Queues `op` for the member of that slot, behind everything sent to it before. What it cannot
     /// get in this session comes first in the next one.

@@ -583,6 +583,9 @@ impl<W: World, S: Components> Owner<W, S> {
             m.role = Role::Active;
             m.unacked.clear();
         });
+        if from == Seq(0) && !mutant!("resync.doubt_stays") {
+            self.end_doubt();
+        }
         leg.forget_reserved();
         self.0.next_try.borrow_mut().remove(&member.component);
         if let Some(old) = replaced {

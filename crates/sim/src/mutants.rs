@@ -155,6 +155,8 @@ mutants! {
         "what a restarted member says is taken for the content";
     "resync.lost_end_unnoticed", "S18", [TornWrite, Kill],
         "a returning member that lost its end keeps its `from`";
+    "resync.doubt_stays", "S18", [TornWrite, Kill],
+        "a copy whose log was damaged stays in doubt after it has been compared whole";
     "resync.no_barrier", "R14", [ConnectionLost],
         "a member is promoted with operations unacknowledged";
     "resync.bad_becomes_zeros", "P3", [BitFlip],
