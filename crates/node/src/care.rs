@@ -7,7 +7,7 @@ use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
-    self, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, key,
+    self, MemberRecord, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, key,
 };
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_object::Event;
@@ -26,8 +26,8 @@ const REAP_EVERY: Nanos = Nanos::from_secs(5);
 /// A component that no record names is kept for this long: a rebuild makes the component before
 /// it writes the record.
 const ORPHAN_AFTER: Nanos = Nanos::from_secs(600);
-/// A volume that has been in the making for this long was given up by its maker.
-const CREATING_MAX_MS: u64 = 120_000;
+/// A volume that has been seen in the making for this long was given up by its maker.
+const CREATING_MAX: Nanos = Nanos::from_secs(120);
 /// Chunks with bad blocks that are remembered until they are good; a scrub finds the others again.
 const BAD_CHUNKS_MAX: usize = 4096;
 /// After how long a bad block is handed over again, at first and at most.
@@ -271,15 +271,28 @@ impl<W: World, S: Components> Node<W, S> {
                     sometimes!("care.adopts_an_object");
                     let _ = self.0.objects.adopt(record.id).await;
                 }
+                for (_, m) in record.members().filter(|(_, m)| self.has_failed(m)) {
+                    if self.0.objects.owns(record.id) && !mutant!("care.failed_group_not_told") {
+                        sometimes!("care.failed_group_told_to_owner");
+                        self.0.objects.on_failed_member(record.id, m.component);
+                    }
+                }
             }
         }
+    }
+
+    /// Whether the disk group of a member has failed in the present life of its host.
+    fn has_failed(&self, member: &MemberRecord) -> bool {
+        let hosts = self.0.hosts.borrow();
+        let host = hosts.get(&member.host).filter(|h| self.is_alive_life(h.id, h.incarnation));
+        host.is_some_and(|h| h.groups.iter().any(|g| g.id == member.group && !g.healthy))
     }
 
     fn needs_me(&self, record: &ObjectRecord) -> bool {
         if mutant!("care.adopts_nothing") {
             return false;
         }
-        let degraded = record.members().any(|(_, m)| !m.state.is_active());
+        let degraded = record.members().any(|(_, m)| !m.state.is_active() || self.has_failed(m));
         if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
             return false;
         }
@@ -295,7 +308,7 @@ impl<W: World, S: Components> Node<W, S> {
         // The first living host with an active copy; if it is not this one, that one does it.
         let first = record
             .members()
-            .filter(|(_, m)| m.state.is_active() && self.is_alive(m.host))
+            .filter(|(_, m)| m.state.is_active() && self.is_alive(m.host) && !self.has_failed(m))
             .map(|(_, m)| m.host)
             .min();
         first == Some(self.0.config.host)
@@ -306,10 +319,14 @@ impl<W: World, S: Components> Node<W, S> {
     /// Finishes deletions, and removes components that no record names.
     pub(crate) async fn reap(self) {
         let mut orphans: BTreeMap<ComponentId, Nanos> = BTreeMap::new();
+        // By this host's own clock: wall clocks may be wrong.
+        let mut in_the_making: BTreeMap<ObjectId, Nanos> = BTreeMap::new();
         loop {
             self.world().sleep(REAP_EVERY).await;
             let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let now = self.world().now();
             let mut named = BTreeSet::new();
+            let before = std::mem::take(&mut in_the_making);
             for entry in &listing.entries {
                 let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
                     continue;
@@ -317,11 +334,16 @@ impl<W: World, S: Components> Node<W, S> {
                 named.extend(record.members().map(|(_, m)| m.component));
                 match record.state {
                     ObjectState::Deleting => self.finish_delete(&record, entry.modified).await,
-                    ObjectState::Creating => self.give_up_creating(&record, entry.modified).await,
+                    ObjectState::Creating => {
+                        let since = before.get(&record.id).copied().unwrap_or(now);
+                        in_the_making.insert(record.id, since);
+                        if now.since(since) >= CREATING_MAX {
+                            self.give_up_creating(&record, entry.modified).await;
+                        }
+                    }
                     ObjectState::Ready => {}
                 }
             }
-            let now = self.world().now();
             let here = self.0.objects.members().components();
             orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.contains(id));
             for (component, object) in here {
@@ -329,7 +351,7 @@ impl<W: World, S: Components> Node<W, S> {
                     continue;
                 }
                 let since = *orphans.entry(component).or_insert(now);
-                if now.since(since) > ORPHAN_AFTER || mutant!("care.orphans_die_at_once") {
+                if now.since(since) > ORPHAN_AFTER || mutant!("care.old_view_is_believed") {
                     self.remove_orphan(component, object).await;
                 }
             }
@@ -370,8 +392,7 @@ impl<W: World, S: Components> Node<W, S> {
         let Ok(volume) = record::decode::<record::VolumeRecord>(&name, &entry.value) else {
             return;
         };
-        let age = self.world().unix_ms().saturating_sub(volume.created_ms);
-        if volume.object != record.id || age < CREATING_MAX_MS {
+        if volume.object != record.id {
             return;
         }
         let mut record = record.clone();
@@ -392,7 +413,8 @@ impl<W: World, S: Components> Node<W, S> {
     /// that writes has confirmed the record as it was read (a plain read may be stale).
     async fn remove_orphan(&self, component: ComponentId, object: ObjectId) {
         let Ok(found) = self.object_record(object).await else { return };
-        if found.as_ref().is_some_and(|(r, _)| r.members().any(|(_, m)| m.component == component)) {
+        let names = |r: &ObjectRecord| r.members().any(|(_, m)| m.component == component);
+        if found.as_ref().is_some_and(|(r, _)| names(r)) && !mutant!("care.old_view_is_believed") {
             return;
         }
         let modified = found.map_or(Revision(0), |(_, revision)| revision);

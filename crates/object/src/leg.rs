@@ -325,6 +325,15 @@ impl Leg {
         late
     }
 
+    /// From when on that member is late with what is in flight, if another has acknowledged it;
+    /// never: it owes nothing.
+    pub fn late_at(&self, slot: u8) -> Nanos {
+        let acked = |op: &Op| op.acked.get() != 0 && op.acked.get() & (1 << slot) == 0;
+        let order = self.order.borrow();
+        let first = order.iter().find(|op| !op.decided.get() && acked(op));
+        first.map_or(Nanos::NEVER, |op| op.started + LATE)
+    }
+
     /// Whether every member has been asked for a slot for that chunk.
     pub fn is_reserved(&self, chunk: u32) -> bool {
         self.reserved.borrow().contains(&chunk)

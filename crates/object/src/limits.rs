@@ -27,7 +27,10 @@ pub const READ_DEADLINE: Nanos = Nanos::from_secs(4);
 pub const HEDGE: Nanos = Nanos::from_ms(40);
 /// For how long a disk group that was overtaken so is asked last.
 pub const AVOID: Nanos = Nanos::from_secs(10);
-/// Small calls: attach, tags, reserve.
+/// How long an operation waits for slots to be set aside for it; it goes on without, and with what
+/// it waits for a member then ([`LATE`]) the whole stays under the 2 s promised for a lost one.
+pub const RESERVE_DEADLINE: Nanos = Nanos::from_ms(400);
+/// Small calls: attach, tags.
 pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
 /// A fence waits for a lease to end, and a little.
 pub const FENCE_DEADLINE: Nanos = Nanos::from_ms(4_500);
@@ -37,6 +40,9 @@ pub const HOLD: Nanos = Nanos::from_secs(30);
 pub const CLIENT_DEADLINE: Nanos = Nanos::from_secs(25);
 /// How long an owner that cannot be reached is left alone before another host takes over.
 pub const TAKEOVER_AFTER: Nanos = Nanos::from_ms(600);
+/// The same after this host could not reach the directory either: it was cut off, and making its
+/// connections anew takes as long as the longest pause between two attempts, and a handshake.
+pub const REJOIN_PATIENCE: Nanos = Nanos::from_secs(2);
 /// After a takeover that failed the next one waits for this long at first, and at most.
 pub const TAKEOVER_PAUSE_FIRST: Nanos = Nanos::from_ms(100);
 /// See [`TAKEOVER_PAUSE_FIRST`]; short, because guests wait for it.

@@ -109,6 +109,9 @@ impl<W: World, S: Components> Owner<W, S> {
                 }
                 Some(Role::Absent { .. }) | None => break,
             }
+            // Trouble upon trouble does not add up: what is in flight waits no longer for this than
+            // for a member that is only slow.
+            let give_up = give_up.min(leg.late_at(slot));
             let last = !leg.has_other_open(slot) && !mutant!("mend.drops_the_last");
             let may_pass = trouble.may_pass() && refusals <= REFUSALS_MAX;
             if last || (may_pass && self.now() < give_up) {

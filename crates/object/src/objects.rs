@@ -1,11 +1,12 @@
 //! All objects of one host: its owners, its members, its leases, and the way to other hosts.
 
-use crate::leg::Role;
+use crate::leg::{Member, Role};
 use crate::limits::{
-    CALL_DEADLINE, LEASE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER, TAKEOVER_PAUSE_FIRST,
-    TAKEOVER_PAUSE_LAST, WATCH_EVERY,
+    CALL_DEADLINE, LEASE, REJOIN_PATIENCE, RENEW_EVERY, RETRY_EVERY, TAKEOVER_AFTER,
+    TAKEOVER_PAUSE_FIRST, TAKEOVER_PAUSE_LAST, WATCH_EVERY,
 };
 use crate::member::Members;
+use crate::mend::Trouble;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
 use crate::placement::{self, HostView};
@@ -18,7 +19,7 @@ use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::sync::Notify;
-use atoll_world::{Components, Lane, Nanos, World, mutant, sometimes};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
 use futures_util::future::{LocalBoxFuture, select};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -139,6 +140,9 @@ pub(crate) struct Ctx<W: World, S: Components> {
     routes: RefCell<BTreeMap<ObjectId, OwnerRecord>>,
     /// When an owner was first found out of reach.
     missed: RefCell<BTreeMap<ObjectId, Nanos>>,
+    /// Since when the directory has not answered, and when it did again.
+    directory_away: Cell<Option<Nanos>>,
+    directory_back: Cell<Option<Nanos>>,
     /// Takeovers that failed: how long the last pause is, and until when; and why.
     pauses: RefCell<BTreeMap<ObjectId, (Nanos, Nanos, String)>>,
     /// Since when all copies that answer are known to lack something, while another may come; and
@@ -286,6 +290,8 @@ impl<W: World, S: Components> Objects<W, S> {
             taking: RefCell::default(),
             routes: RefCell::default(),
             missed: RefCell::default(),
+            directory_away: Cell::new(None),
+            directory_back: Cell::new(None),
             pauses: RefCell::default(),
             lacking: RefCell::default(),
             overtaken: Overtaken::default(),
@@ -487,7 +493,9 @@ impl<W: World, S: Components> Objects<W, S> {
             }
             self.forget_route(object);
         }
-        let (record, revision) = load(&self.0.world, object).await?;
+        let loaded = load(&self.0.world, object).await;
+        self.note_directory(!matches!(loaded, Err(TakeoverError::NotNow(_))));
+        let (record, revision) = loaded?;
         if let Some(owner) = record.owner
             && owner.host != self.0.host
         {
@@ -501,12 +509,42 @@ impl<W: World, S: Components> Objects<W, S> {
             }
             let now = self.0.world.now();
             let since = *self.0.missed.borrow_mut().entry(object).or_insert(now);
-            if !restarted && now.since(since) < TAKEOVER_AFTER {
+            let rejoins = self.0.directory_back.get().is_some_and(|at| {
+                now.since(at) < REJOIN_PATIENCE && !mutant!("objects.takes_over_as_it_rejoins")
+            });
+            if rejoins {
+                sometimes!("objects.looks_around_after_it_was_cut_off");
+            }
+            if !restarted && (rejoins || now.since(since) < TAKEOVER_AFTER) {
                 let host = self.0.host_name(owner.host);
                 return Err(TakeoverError::NotNow(format!("its owner {host} cannot be reached")));
             }
         }
         self.take(object, (record, revision)).await
+    }
+
+    /// The directory answered, or did not.
+    fn note_directory(&self, answered: bool) {
+        let now = self.0.world.now();
+        let away_since = self.0.directory_away.get();
+        self.0.directory_away.set(if answered { None } else { away_since.or(Some(now)) });
+        if answered && away_since.is_some_and(|since| now.since(since) > TAKEOVER_AFTER) {
+            self.0.directory_back.set(Some(now));
+        }
+    }
+
+    /// What a member's host has published: its store has failed. An owner that asks it for nothing
+    /// would not notice.
+    pub fn on_failed_member(&self, object: ObjectId, component: ComponentId) {
+        let Some(owner) = self.0.owner(object) else { return };
+        for leg in owner.legs() {
+            let of_it = |m: &&Member| m.component == component && m.role.receives();
+            let found = leg.members.borrow().iter().find(of_it).map(|m| (m.slot, m.session));
+            if let Some((slot, session)) = found {
+                let failed = StoreError::Failed("its disk group has failed".into());
+                owner.on_trouble(&leg, slot, session, Trouble::Store(failed));
+            }
+        }
     }
 
     /// The owner did not answer as one: the directory is asked the next time.

@@ -11,7 +11,9 @@
 //! - a stopped owner answers nothing and changes nothing (R21).
 
 use crate::leg::{Leg, Member, Op, Role};
-use crate::limits::{APPEND_DEADLINE, BYTES_MAX, CALL_DEADLINE, HOLD, OPS_MAX, RETRY_EVERY};
+use crate::limits::{
+    APPEND_DEADLINE, BYTES_MAX, CALL_DEADLINE, HOLD, OPS_MAX, RESERVE_DEADLINE, RETRY_EVERY,
+};
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
@@ -100,6 +102,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub resync: RefCell<crate::resync::Progress>,
     /// When a member whose resync failed may be tried again.
     pub next_try: RefCell<BTreeMap<ComponentId, Readmission>>,
+    /// Since when this owner has known members as absent.
+    pub absent_since: RefCell<BTreeMap<ComponentId, Nanos>>,
 }
 
 /// The changes of one client that may still arrive again.
@@ -169,6 +173,7 @@ impl<W: World, S: Components> Owner<W, S> {
             guest_ops: Cell::new(0),
             resync: RefCell::default(),
             next_try: RefCell::default(),
+            absent_since: RefCell::default(),
         }))
     }
 
@@ -402,7 +407,7 @@ impl<W: World, S: Components> Owner<W, S> {
             .map(|m| {
                 let epoch = self.0.epoch;
                 let request = Request::Reserve { component: m.component, epoch, chunk };
-                self.call(m.host, Lane::Data, request, CALL_DEADLINE)
+                self.call(m.host, Lane::Data, request, RESERVE_DEADLINE)
             })
             .collect();
         let mut all = true;

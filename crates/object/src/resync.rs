@@ -19,7 +19,7 @@ use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
 use atoll_world::{
     Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -273,6 +273,17 @@ impl<W: World, S: Components> Owner<W, S> {
                 true
             });
             if changed.await.is_err() {
+                return false;
+            }
+        }
+        // It may be back as it was before the object grew: nothing beyond its end could be copied.
+        let blocks = self.0.record.borrow().leg_chunks(leg.index) * BLOCKS_PER_CHUNK;
+        let (component, epoch) = (member.component, self.0.epoch);
+        let grow = Request::Grow { component, epoch, blocks };
+        let until = until.max(self.now() + RETRY_EVERY);
+        if !mutant!("resync.stays_small") {
+            let grown = self.0.ctx.peers().call(member.host, Lane::Control, grow, until).await;
+            if !matches!(grown, Ok(Reply::Done)) {
                 return false;
             }
         }
@@ -639,6 +650,28 @@ impl<W: World, S: Components> Owner<W, S> {
         members.iter().find(absent).map(|m| m.component)
     }
 
+    /// A member that has been absent for the repair delay, or is known to be lost.
+    fn due_for_repair(&self, leg: &Leg) -> Option<ComponentId> {
+        let delay_ms = u64::from(self.0.ctx.repair_delay_s()) * 1000;
+        let (now, now_ms) = (self.now(), self.world().unix_ms());
+        let record = self.0.record.borrow();
+        let mut due = BTreeSet::new();
+        let mut known = self.0.absent_since.borrow_mut();
+        for m in &record.legs[leg.index].members {
+            let MemberState::Absent { at_ms, lost, .. } = m.state else {
+                known.remove(&m.component);
+                continue;
+            };
+            // By the record's time, which outlives owners, or by this owner's clock: a wall clock
+            // that was put back does not put the repair off.
+            let known_ms = now.since(*known.entry(m.component).or_insert(now)).as_ms();
+            if lost || known_ms.max(now_ms.saturating_sub(at_ms)) >= delay_ms {
+                due.insert(m.component);
+            }
+        }
+        due.pop_first()
+    }
+
     /// A member away for longer than the repair delay, or known to be lost, is rebuilt on another
     /// disk group. It stays in the record until the new one is active.
     async fn rebuild_elsewhere(&self, leg: &Rc<Leg>, members: &[Member]) -> bool {
@@ -646,19 +679,7 @@ impl<W: World, S: Components> Owner<W, S> {
         if members.len() > wanted {
             return self.forget_lost(leg).await;
         }
-        let delay_ms = u64::from(self.0.ctx.repair_delay_s()) * 1000;
-        let now_ms = self.world().unix_ms();
-        let absent: BTreeMap<ComponentId, bool> = self.0.record.borrow().legs[leg.index]
-            .members
-            .iter()
-            .filter_map(|m| match m.state {
-                MemberState::Absent { at_ms, lost, .. } => {
-                    Some((m.component, lost || now_ms.saturating_sub(at_ms) >= delay_ms))
-                }
-                _ => None,
-            })
-            .collect();
-        let Some((&gone, _)) = absent.iter().find(|&(_, &due)| due) else { return false };
+        let Some(gone) = self.due_for_repair(leg) else { return false };
         let record = self.0.record.borrow().clone();
         let Some((host, group)) = self.0.ctx.replacement(&record, leg.index, gone) else {
             return false;

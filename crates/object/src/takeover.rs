@@ -23,7 +23,9 @@ use crate::owner::{Fail, Owner};
 use crate::resync::End;
 use atoll_format::id::{ComponentId, Incarnation, ObjectId, Seq, Session};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
-use atoll_format::record::{self, MemberRecord, MemberState, ObjectRecord, ObjectState, key};
+use atoll_format::record::{
+    self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, key,
+};
 use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_EPOCH_GAP};
 use atoll_world::components::{Copy, CopyBlock};
 use atoll_world::directory::Revision;
@@ -107,6 +109,15 @@ pub(crate) async fn take_over<W: World, S: Components>(
     (record, revision): (ObjectRecord, Revision),
 ) -> Result<Owner<W, S>, TakeoverError> {
     let world = &ctx.world;
+    // An epoch that nobody can use would only end the present owner's.
+    for (leg, members) in record.legs.iter().enumerate() {
+        let reaches = |host| host == ctx.host || ctx.peers().peer(host).connected;
+        let mut active = members.members.iter().filter(|m| m.state.is_active());
+        if !active.any(|m| reaches(m.host)) && !mutant!("takeover.epoch_for_nothing") {
+            sometimes!("takeover.no_copy_within_reach");
+            return Err(inaccessible(ctx, leg, members));
+        }
+    }
     let mut next = record;
     next.epoch.0 += u32::from(!mutant!("takeover.epoch_stays"));
     next.owner = Some(ctx.me());
@@ -139,6 +150,19 @@ pub(crate) async fn take_over<W: World, S: Components>(
     }
 }
 
+fn inaccessible<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    leg: usize,
+    members: &LegRecord,
+) -> TakeoverError {
+    let active = members.members.iter().filter(|m| m.state.is_active());
+    let hosts: Vec<String> = active.map(|m| ctx.host_name(m.host)).collect();
+    TakeoverError::NotNow(format!(
+        "no active copy of leg {leg} can be reached; it is on {}",
+        hosts.join(", ")
+    ))
+}
+
 type Answers = BTreeMap<ComponentId, Fenced>;
 
 /// Fences and attaches every active member. Returns when all have answered, or when the rest
@@ -169,16 +193,7 @@ async fn fence_all<W: World, S: Components>(
         let any = members.members.iter().any(|m| fenced.contains_key(&m.component));
         if !any && !mutant!("takeover.drops_all") {
             sometimes!("takeover.inaccessible");
-            let hosts: Vec<String> = members
-                .members
-                .iter()
-                .filter(|m| m.state.is_active())
-                .map(|m| ctx.host_name(m.host))
-                .collect();
-            return Err(TakeoverError::NotNow(format!(
-                "no active copy of leg {leg} can be reached; it is on {}",
-                hosts.join(", ")
-            )));
+            return Err(inaccessible(ctx, leg, members));
         }
         // What was acknowledged may be on one that is not up yet (S18): a damaged log must not win
         // because its host started first.
@@ -252,6 +267,11 @@ async fn fence_one<W: World, S: Components>(
             Ok(Fenced { promise, doubtful, session, life })
         }
         Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => Err(Refusal::Newer),
+        // Somebody had this very epoch before: of a directory that was put back, say.
+        Ok(Reply::Failed(StoreError::Session { .. })) => {
+            sometimes!("takeover.epoch_was_used");
+            Err(Refusal::Newer)
+        }
         _ => Err(Refusal::Unreachable),
     }
 }

@@ -155,6 +155,8 @@ mutants! {
         "what a restarted member says is taken for the content";
     "resync.lost_end_unnoticed", "S18", [TornWrite, Kill],
         "a returning member that lost its end keeps its `from`";
+    "resync.stays_small", "R14", [StaleDisk],
+        "a copy that is back as it was before the object grew stays that small";
     "resync.doubt_stays", "S18", [TornWrite, Kill],
         "a copy whose log was damaged stays in doubt after it has been compared whole";
     "resync.no_barrier", "R14", [ConnectionLost],
@@ -217,8 +219,6 @@ mutants! {
         "destage forgets what was written meanwhile";
     "checkpoint.pages_not_flushed", "S15", [PowerLoss],
         "a checkpoint names pages that are not flushed";
-    "checkpoint.page_freed_early", "S15", [PowerLoss],
-        "a page of the last checkpoint is overwritten";
     "checkpoint.ends_the_log", "S16", [Kill],
         "a checkpoint ends the replay of a log that is still needed";
     "checkpoint.sum_forgets_a_byte", "S16", [Kill],
@@ -247,8 +247,16 @@ mutants! {
         "an owner's data is not compared with its checksums";
     "care.adopts_nothing", "P6", [Kill],
         "nobody takes over an object that has no client";
+    "objects.takes_over_as_it_rejoins", "R5", [PartitionFull],
+        "a host that was cut off takes over before its connections are back";
+    "takeover.epoch_for_nothing", "R5", [PartitionPair],
+        "a host that reaches no copy raises the epoch";
+    "state.loss_noted_late", "S18", [FlushError],
+        "the log of a component whose device has failed is trimmed before its loss is written down";
+    "care.failed_group_not_told", "P5", [WriteError],
+        "a disk group that fails while nobody asks it for anything is not told to owners";
     "care.damage_not_told", "P5", [BitFlip],
         "damage that a scrub finds is not told to the owner";
-    "care.orphans_die_at_once", "P5", [Kill],
-        "a component is removed before its record may be written";
+    "care.old_view_is_believed", "P5", [DirectoryStaleRead],
+        "a component that an old view of the directory does not name is removed at once";
 }

@@ -259,9 +259,7 @@ fn install(state: &mut State, new: NewPage) {
         state.overlay_chunks[new.capacity] -= 1;
         hot.overlay = Vec::new();
     }
-    if old != NONE && mutant!("checkpoint.page_freed_early") {
-        state.space[new.capacity].pages.free(old);
-    } else if old != NONE {
+    if old != NONE {
         state.space[new.capacity].retired_pages.push(old);
     }
     state.set_entry(new.local, new.chunk, entry);

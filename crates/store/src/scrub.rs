@@ -176,15 +176,20 @@ fn runs(raw: &[bool]) -> Vec<(u32, u16)> {
 
 async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRange) {
     let result = read::read(group, id, range).await;
-    let mut bad = 0;
+    let (mut good, mut bad) = (0, 0);
     let mut first = None;
     if let Err(StoreError::Bad(_)) = result {
         // One bad block hides the others of the range: each alone.
         for block in range.start..range.end() {
             let one = read::read(group, id, BlockRange { start: block, count: 1 }).await;
-            if matches!(one, Err(StoreError::Bad(_))) {
-                bad += 1;
-                first.get_or_insert(block);
+            match one {
+                Ok(_) => good += 1,
+                Err(StoreError::Bad(_)) => {
+                    bad += 1;
+                    first.get_or_insert(block);
+                }
+                // The group has failed meanwhile, or the component is gone.
+                Err(_) => break,
             }
         }
     }
@@ -196,11 +201,7 @@ async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRan
         state.event(StoreEvent::BadBlock { component: id, block });
     }
     // Reads of the scrub are no reads of callers.
-    state.counters.blocks_read -= match result {
-        Ok(_) => u64::from(range.count),
-        Err(StoreError::Bad(_)) => u64::from(range.count) - bad,
-        Err(_) => 0,
-    };
+    state.counters.blocks_read -= if result.is_ok() { u64::from(range.count) } else { good };
     drop(state);
     count(group, u64::from(range.count), bad);
 }

@@ -757,10 +757,12 @@ impl State {
     /// A component's capacity device is gone, and with it the component: other members have the
     /// bytes. Drops its blocks from memory.
     pub(crate) fn lose(&mut self, local: u32) {
-        let head_segment = self.head_segment;
+        // Known before anything more is trimmed: what it had in any segment is no longer kept.
+        let from =
+            if mutant!("state.loss_noted_late") { self.head_segment } else { self.trim_below };
         let Some(c) = self.components.get_mut(&local) else { return };
         c.lose();
-        c.unsaved_from.get_or_insert(head_segment);
+        c.unsaved_from = Some(c.unsaved_from.map_or(from, |segment| segment.min(from)));
         for (&chunk, hot) in &mut c.hot {
             for slot in hot.extra_slots(&c.table.get(chunk)) {
                 self.space[usize::from(c.device)].free_slot(slot, self.round_under_way);

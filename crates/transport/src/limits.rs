@@ -38,7 +38,7 @@ pub const BACKOFF_MIN: Nanos = Nanos::from_ms(20);
 /// Never more than this between two attempts.
 pub const BACKOFF_MAX: Nanos = Nanos::from_ms(1000);
 /// A connection that lived that long starts the backoff anew.
-pub const BACKOFF_FORGOTTEN_AFTER: Nanos = Nanos::from_ms(2000);
+pub const BACKOFF_FORGOTTEN_AFTER: Nanos = Nanos::from_ms(500);
 /// After a failure to accept (no file descriptors left).
 pub const ACCEPT_PAUSE: Nanos = Nanos::from_ms(100);
 
