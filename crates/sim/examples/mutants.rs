@@ -1,14 +1,16 @@
 //! `mutants [--only NAME[,NAME]] [--seconds 600] [--jobs 2] [--first-seed N] [--no-stories]`:
 //! switches on one deliberate flaw after the other and runs seeds in order until something is
-//! found; when the seconds are used up, the stories. Ends with the table of `docs/simulation.md`,
-//! and with an error if a flaw was not found. `mutants --play FILE [--only NAME]` plays one story
-//! with that flaw, and names the marks that it passed.
+//! found; when the seconds are used up, the stories, and the seeds that once found something. Ends
+//! with the table of `docs/simulation.md`, and with an error if a flaw was not found.
+//! `mutants --play FILE [--only NAME]` plays one story with that flaw, and names the marks that it
+//! passed.
 //!
 //! Each flaw has a process of its own: one that panics or hangs is found as well.
 
 #![allow(clippy::disallowed_methods, reason = "a program, not the simulator")]
 
 use atoll_sim::mutants::{ALL, Mutant};
+use atoll_sim::regressions;
 use atoll_sim::run::{Options, run_one};
 use atoll_sim::scenario;
 use atoll_world::mutant::switch_on;
@@ -109,6 +111,13 @@ fn child(name: &str, args: &Args) {
             let told = scenario::play(&text).unwrap_or_else(|why| format!("VIOLATION: {why}"));
             if let Some(line) = told.lines().find(|line| line.contains("VIOLATION")) {
                 println!("found {}", one_line(line));
+                std::process::exit(1);
+            }
+        }
+        for (seed, _, options) in regressions::all() {
+            println!("run regressions.rs, seed {seed}");
+            if let Some(first) = run_one(seed, &options).violations.first() {
+                println!("found {}", one_line(first));
                 std::process::exit(1);
             }
         }
@@ -284,6 +293,7 @@ fn parent(args: &Args) {
     for r in &results {
         let by = match &r.by {
             Some(by) if by.parse::<u64>().is_ok() => format!("seed {by}"),
+            Some(seed) if seed.starts_with("regressions") => format!("`{seed}`"),
             Some(story) => format!("story {story}"),
             None => "nothing".into(),
         };

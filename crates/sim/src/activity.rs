@@ -110,13 +110,16 @@ pub fn table(cells: &[u64]) -> String {
     text
 }
 
-/// The cells of the matrix that nothing has reached, as `fault x activity`.
+/// The names of all cells of the matrix, in their order: `fault x activity`.
+pub fn cell_names() -> impl Iterator<Item = String> {
+    FaultKind::ALL.iter().flat_map(|kind| {
+        Activity::ALL.iter().map(|activity| format!("{} x {}", kind.name(), activity.name()))
+    })
+}
+
+/// Those of them that nothing has reached.
 pub fn empty_cells(cells: &[u64]) -> Vec<String> {
-    let columns = Activity::ALL.len();
-    let name = |i: usize| {
-        format!("{} x {}", FaultKind::ALL[i / columns].name(), Activity::ALL[i % columns].name())
-    };
-    (0..cells.len()).filter(|&i| cells[i] == 0).map(name).collect()
+    cell_names().zip(cells).filter(|(_, count)| **count == 0).map(|(name, _)| name).collect()
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub(crate) struct Admin {
     volumes: RefCell<Vec<(String, Book)>>,
     /// The last one is there, as far as is known.
     there: Cell<bool>,
+    at_work: Cell<bool>,
     resizing: Cell<bool>,
     deleting: Cell<bool>,
 }
@@ -41,6 +42,11 @@ impl Admin {
     /// The books of all volumes made.
     pub fn books(&self) -> Vec<(String, Book)> {
         self.volumes.borrow().clone()
+    }
+
+    /// Whether a command may be under way.
+    pub fn is_at_work(&self) -> bool {
+        self.at_work.get()
     }
 
     /// Adds what is going on.
@@ -53,21 +59,23 @@ impl Admin {
 impl<T: Storage> Cluster<T> {
     /// At work until the clients are done.
     pub(crate) async fn administer(self, mut rng: Rng) {
+        self.admin().at_work.set(true);
         while !self.books().iter().all(Book::is_over) {
             self.wait(rng.span(Nanos::from_ms(1), Nanos::from_ms(400))).await;
             let host = rng.below(u64::from(self.rig().hosts())) as u16;
             let dice = rng.below(20);
             if !self.admin().there.get() {
-                self.make(host, &mut rng).await;
+                self.make(host, rng.within(1, CHUNKS_MAX) * CHUNK).await;
                 continue;
             }
             match dice {
                 0 | 1 => self.scrub(host, &mut rng).await,
                 2 => self.delete(host).await,
-                3..6 => self.resize(host, &mut rng).await,
+                3..6 => self.resize(host, rng.within(1, CHUNKS_MAX) * CHUNK).await,
                 _ => self.use_volume(host, &mut rng).await,
             }
         }
+        self.admin().at_work.set(false);
     }
 
     /// `call`, or none if nobody waits for it any more.
@@ -91,10 +99,10 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    async fn make(&self, host: u16, rng: &mut Rng) {
+    /// Makes a volume of at most [`CHUNKS_MAX`].
+    pub(crate) async fn make(&self, host: u16, size_bytes: u64) {
         let Some(node) = self.node(host) else { return };
         let name = format!("side{}", self.admin().volumes.borrow().len());
-        let size_bytes = rng.within(1, CHUNKS_MAX) * CHUNK;
         let create = CreateVolume {
             name: name.clone(),
             size_bytes,
@@ -110,7 +118,8 @@ impl<T: Storage> Cluster<T> {
         self.admin().there.set(matches!(made, Some(Ok(_))));
     }
 
-    async fn delete(&self, host: u16) {
+    /// Deletes the last one made.
+    pub(crate) async fn delete(&self, host: u16) {
         let Some(node) = self.node(host) else { return };
         let (name, _) = self.last();
         self.admin().deleting.set(true);
@@ -127,10 +136,10 @@ impl<T: Storage> Cluster<T> {
         self.admin().there.set(was_there && refused);
     }
 
-    async fn resize(&self, host: u16, rng: &mut Rng) {
+    /// Makes the last one larger or smaller, by whole chunks.
+    pub(crate) async fn resize(&self, host: u16, size_bytes: u64) {
         let Some(node) = self.node(host) else { return };
         let (name, book) = self.last();
-        let size_bytes = rng.within(1, CHUNKS_MAX) * CHUNK;
         let first = size_bytes / SECTOR as u64;
         let rest = (CHUNKS_MAX * CHUNK / SECTOR as u64 - first) as u32;
         // Shrinking makes zeros of what is beyond, whenever that is looked at again. What happens

@@ -64,6 +64,8 @@ pub trait Storage: Clone + 'static {
 pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
 /// Time within which a damaged block is made good once it is found.
 const MEND_MAX: Nanos = Nanos::from_secs(90);
+/// Time after which what a host lost by a restart shows in the record.
+const NOTICED_AFTER: Nanos = Nanos::from_secs(5);
 /// For how long after it a change of members counts as going on.
 const MEMBERSHIP_LASTS: Nanos = Nanos::from_ms(20);
 /// Time in which things go wrong, at most.
@@ -86,6 +88,9 @@ pub struct ClusterSpec {
     pub repair_delay_s: u32,
     /// An administrator makes, resizes and deletes volumes meanwhile.
     pub administered: bool,
+    /// What clients do comes from this number alone, whatever the cluster is and does; none: from
+    /// the seed and the life of their host.
+    pub history: Option<u64>,
 }
 
 impl ClusterSpec {
@@ -117,7 +122,15 @@ impl ClusterSpec {
             }
         }
         let repair_delay_s = *rng.pick(&[5, 60, 3600]);
-        Self { volumes, clients, placement: None, ops, repair_delay_s, administered: false }
+        Self {
+            volumes,
+            clients,
+            placement: None,
+            ops,
+            repair_delay_s,
+            administered: false,
+            history: None,
+        }
     }
 
     /// Everybody is at the same few blocks of each volume; see [`Features::CROWD`].
@@ -154,6 +167,8 @@ struct Inner<T: Storage> {
     admin: Admin,
     /// When the record of an object changed last.
     changed_at: Cell<Nanos>,
+    /// When the harness restarted a host last.
+    restarted_at: Cell<Option<Nanos>>,
     /// Whether a copy is brought up to date, and whether one is made anew.
     copies: Cell<(bool, bool)>,
 }
@@ -222,6 +237,7 @@ impl<T: Storage> Cluster<T> {
             owners: RefCell::default(),
             admin: Admin::default(),
             changed_at: Cell::new(Nanos::ZERO),
+            restarted_at: Cell::new(None),
             copies: Cell::default(),
         }));
         let this = cluster.clone();
@@ -289,7 +305,8 @@ impl<T: Storage> Cluster<T> {
         }
         for (client, (on, volume, mix)) in self.0.spec.clients.iter().copied().enumerate() {
             if on == host {
-                let rng = Rng::named(world.random(), &format!("client {client}"));
+                let number = self.0.spec.history.unwrap_or_else(|| world.random());
+                let rng = Rng::named(number, &format!("client {client}"));
                 world.spawn(self.clone().run_client(node.clone(), world.clone(), volume, mix, rng));
             }
         }
@@ -521,6 +538,10 @@ impl<T: Storage> Cluster<T> {
     }
 
     pub(crate) fn unhealthy(&self) -> Option<String> {
+        let now = self.executor().now();
+        if self.0.restarted_at.get().is_some_and(|at| now.since(at) < NOTICED_AFTER) {
+            return Some("owners have not looked at what a restarted host has left".into());
+        }
         if let Some(host) = self.0.nodes.borrow().iter().position(Option::is_none) {
             return Some(format!("h{host} does not come up"));
         }
@@ -575,6 +596,10 @@ impl<T: Storage> Cluster<T> {
         if plan.beyond {
             return self.finish_beyond().await;
         }
+        // Damage that only a start meets: it must be over when the disks are walked.
+        if let Some(victim) = plan.victim {
+            self.restart(victim);
+        }
         self.finish(plan.victim).await;
         if !gives_all {
             return;
@@ -619,14 +644,19 @@ impl<T: Storage> Cluster<T> {
         let rig = &self.0.rig;
         let limit = self.executor().now() + SETTLE_MAX;
         self.0.books.iter().for_each(Book::stop);
-        while self.0.books.iter().any(|b| b.running() > 0) {
+        while self.0.books.iter().any(|b| b.running() > 0) || self.0.admin.is_at_work() {
+            self.restart_failed();
             if self.executor().now() > limit {
                 let running: u32 = self.0.books.iter().map(Book::running).sum();
                 return self.violated(format!("I/O of {running} clients does not end"));
             }
             self.wait(Nanos::from_ms(50)).await;
         }
-        while let Some(why) = self.unhealthy() {
+        // What was under way when everything healed has failed by now, if it does.
+        self.wait(Nanos::from_secs(1)).await;
+        loop {
+            self.restart_failed();
+            let Some(why) = self.unhealthy() else { break };
             if self.executor().now() > limit {
                 return self.violated(format!("not healthy in time: {why}"));
             }
@@ -667,6 +697,24 @@ impl<T: Storage> Cluster<T> {
             }
         }
         self.walk_disks(victim).await;
+    }
+
+    /// Restarts the hosts whose disk group has failed, and no other: as an administrator does who
+    /// has put the disk right.
+    fn restart_failed(&self) {
+        for host in 0..self.0.rig.hosts() {
+            let Some(node) = self.node(host) else { continue };
+            let stores = node.objects().members().stores();
+            if stores.iter().any(|store| self.0.storage.failed(store).is_some()) {
+                self.restart(host);
+            }
+        }
+    }
+
+    fn restart(&self, host: u16) {
+        self.0.rig.kill(host, false);
+        self.0.rig.start(host);
+        self.0.restarted_at.set(Some(self.executor().now()));
     }
 
     /// Ends all hosts and looks at what their disks hold.
@@ -717,6 +765,7 @@ impl<T: Storage> Cluster<T> {
                 match found {
                     Ok(()) => slot += 1,
                     Err(_) if self.executor().now() < limit => {
+                        self.restart_failed();
                         self.wait(Nanos::from_secs(3)).await;
                     }
                     Err(why) => return Err(why),

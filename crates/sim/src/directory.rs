@@ -109,6 +109,13 @@ impl DirectoryService {
         Ok(reply)
     }
 
+    /// It is put back to an older state, with that one's revision: from a backup.
+    pub fn restore(&self, state: DirectoryState) {
+        *self.0.state.borrow_mut() = state;
+        self.0.older.borrow_mut().clear();
+        self.0.changed.notify_all();
+    }
+
     /// From now on calls go wrong at these rates.
     pub fn set_rates(&self, rates: DirectoryRates) {
         self.0.rates.set(rates);

@@ -127,6 +127,8 @@ kinds! {
     ClockJump = "clock-jump",
     /// A partition that broke the connections under it at once, instead of leaving them silent.
     PartitionAbrupt = "partition-abrupt",
+    /// One connection of two hosts stood still, others between them did not.
+    LaneStalled = "lane-stalled",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a
@@ -223,7 +225,10 @@ impl FaultSet {
     pub const FIRST: Self =
         Self((1 << FIRST) - 1).without(FaultKind::StaleDisk).without(FaultKind::SwappedDisks);
     /// What they did on that day.
-    pub const SECOND: Self = Self::ALL.without(FaultKind::PartitionAbrupt);
+    pub const SECOND: Self =
+        Self::ALL.without(FaultKind::PartitionAbrupt).without(FaultKind::LaneStalled);
+    /// And a little later, with [`Features::ALL`](crate::feature::Features::ALL) of then.
+    pub const THIRD: Self = Self((1 << (FaultKind::LaneStalled as usize + 1)) - 1);
     /// Whether it has that one.
     pub fn has(self, kind: FaultKind) -> bool {
         self.0 >> kind as u8 & 1 == 1
@@ -544,7 +549,7 @@ impl Plan {
         // Those that cost the victim its disk or push other hosts' copies out have their runs.
         let fits = match kind {
             FaultKind::DiskEmptied => self.victim.is_some(),
-            FaultKind::AnswerLost => self.victim.is_none(),
+            FaultKind::AnswerLost | FaultKind::LaneStalled => self.victim.is_none(),
             FaultKind::PartitionAbrupt => self.on.has(FaultKind::Partition),
             _ => true,
         };
@@ -562,6 +567,20 @@ impl Plan {
             FaultKind::PartitionAbrupt => {}
             _ => self.later_events.push(kind),
         }
+    }
+
+    /// Operations of the victim's disks go wrong so many times as often.
+    pub(crate) fn make_harsher(&mut self, times: u32) {
+        let medium = &mut self.medium;
+        for rate in [
+            &mut medium.lost,
+            &mut medium.torn,
+            &mut medium.misdirected_write,
+            &mut medium.misdirected_read,
+        ] {
+            *rate = ((*rate & !MUTED) * times) | (*rate & MUTED);
+        }
+        self.later.iter_mut().for_each(|(_, plan)| plan.make_harsher(times));
     }
 
     /// Media of all hosts damaged, and nothing else that could hide it: beyond any promise but

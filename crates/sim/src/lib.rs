@@ -43,6 +43,7 @@ pub mod mutants;
 pub mod net;
 pub mod part;
 pub mod pattern;
+pub mod regressions;
 pub mod rig;
 pub mod rng;
 pub mod run;

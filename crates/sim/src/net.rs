@@ -99,7 +99,8 @@ struct Port {
 
 #[derive(Clone, Copy)]
 struct Link {
-    cut: bool,
+    /// Connections of which lanes wait, by lane.
+    cut: [bool; Lane::ALL.len()],
     slow: u64,
     /// What was sent over it while it is slow keeps it busy until then.
     busy: Nanos,
@@ -154,7 +155,7 @@ impl Fabric {
             ports: RefCell::new((0..hosts).map(port).collect()),
             links: RefCell::new(vec![
                 Link {
-                    cut: false,
+                    cut: Default::default(),
                     damage: false,
                     slow: 1,
                     busy: Nanos::ZERO,
@@ -218,12 +219,18 @@ impl Fabric {
 
     /// Packets from `from` to `to` wait from now on, or go through again.
     pub fn set_cut(&self, from: u16, to: u16, cut: bool) {
+        Lane::ALL.into_iter().for_each(|lane| self.set_lane_cut(from, to, lane, cut));
+    }
+
+    /// The same of the connections of one lane.
+    pub fn set_lane_cut(&self, from: u16, to: u16, lane: Lane, cut: bool) {
         let link = self.link_index(from, to);
-        if std::mem::replace(&mut self.0.links.borrow_mut()[link].cut, cut) == cut || cut {
+        let was = &mut self.0.links.borrow_mut()[link].cut[lane as usize];
+        if std::mem::replace(was, cut) == cut || cut {
             return;
         }
         let pairs: Vec<_> = self.0.pairs.borrow().values().filter_map(Weak::upgrade).collect();
-        for pair in pairs {
+        for pair in pairs.iter().filter(|pair| pair.lane == lane) {
             for side in 0..2 {
                 if pair.hosts[side] == to && pair.hosts[1 - side] == from {
                     pair.retransmit(side);
@@ -244,8 +251,8 @@ impl Fabric {
         std::mem::take(&mut self.0.links.borrow_mut()[link].damage)
     }
 
-    /// Whether packets from `from` to `to` wait.
-    pub fn is_cut(&self, from: u16, to: u16) -> bool {
+    /// Which packets from `from` to `to` wait, by lane.
+    fn cuts(&self, from: u16, to: u16) -> [bool; Lane::ALL.len()] {
         self.0.links.borrow()[self.link_index(from, to)].cut
     }
 
@@ -359,9 +366,12 @@ impl Pair {
         }
         let powered = fabric.ports.borrow()[usize::from(to)].powered;
         while s.wire.front().is_some_and(|(at, _)| *at <= now) {
-            if self.fabric.is_cut(from, to) {
-                fabric.faults.reached(FaultKind::Partition);
-                return; // `set_cut` goes on from here
+            let cuts = self.fabric.cuts(from, to);
+            if cuts[self.lane as usize] {
+                let stalled = cuts.contains(&false);
+                let kind = if stalled { FaultKind::LaneStalled } else { FaultKind::Partition };
+                fabric.faults.reached(kind);
+                return; // `set_lane_cut` goes on from here
             }
             let (_, flight) = s.wire.pop_front().expect("just looked at");
             if !powered {
@@ -472,7 +482,8 @@ impl Net for SimNet {
             let arrival = self.fabric.arrival(self.host, to, 64);
             let rtt = arrival.since(fabric.executor.now()) * 2;
             fabric.executor.sleep_until(fabric.executor.now() + rtt).await;
-            let cut = self.fabric.is_cut(self.host, to) || self.fabric.is_cut(to, self.host);
+            let is_cut = |from, to| self.fabric.cuts(from, to)[lane as usize];
+            let cut = is_cut(self.host, to) || is_cut(to, self.host);
             let (powered, accept) = {
                 let port = &fabric.ports.borrow()[there];
                 (port.powered, port.accept.clone())

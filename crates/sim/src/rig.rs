@@ -18,6 +18,7 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::world::SimWorld;
 use atoll_world::Nanos;
+use atoll_world::net::Lane;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -27,23 +28,6 @@ const DRIFT_PPM_MAX: u64 = 20_000;
 const SHORT_PAUSE: (Nanos, Nanos) = (Nanos::from_ms(5), Nanos::from_ms(1_500));
 /// And this is longer than one.
 const LONG_PAUSE: (Nanos, Nanos) = (Nanos::from_secs(3), Nanos::from_secs(20));
-
-/// Faults for which a program may put a disk out of use until it is restarted.
-const FAILING: &[FaultKind] = &[
-    FaultKind::ReadError,
-    FaultKind::WriteError,
-    FaultKind::FlushError,
-    FaultKind::DiskFull,
-    FaultKind::DiskSlow,
-    FaultKind::DiskHang,
-    FaultKind::DiskGone,
-    FaultKind::LatentSector,
-    FaultKind::BitFlip,
-    FaultKind::LostWrite,
-    FaultKind::TornWrite,
-    FaultKind::MisdirectedRead,
-    FaultKind::MisdirectedWrite,
-];
 
 /// Events that came later count from here on.
 const LATER_EVENTS: u32 = 1_000;
@@ -104,8 +88,6 @@ struct Inner {
     healed: Cell<bool>,
     /// Moments of damage to a medium that are left: a disk that is nothing but damage says little.
     damages: Cell<u32>,
-    /// A disk has failed an operation for good: programs need a restart after healing.
-    restart_after: Cell<bool>,
     /// Partitions break connections at once.
     abrupt: Cell<bool>,
     /// Disks in each other's place, by host and number.
@@ -154,7 +136,6 @@ impl Rig {
             rng: RefCell::new(stream("events")),
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
-            restart_after: Cell::new(false),
             abrupt: Cell::new(false),
             swapped: RefCell::default(),
             befallen: RefCell::default(),
@@ -305,6 +286,21 @@ impl Rig {
         self.0.directory.set_cut(host, cut);
     }
 
+    /// From now on a host's clock is that much fast, in parts per million, and its wall clock has
+    /// jumped by so many milliseconds.
+    pub fn set_clock(&self, host: u16, ppm: i64, jump_ms: i64) {
+        self.say(Some(host), format!("clock {ppm} ppm fast, wall clock {jump_ms} ms off"));
+        let clock = &self.0.hosts[usize::from(host)].clock;
+        clock.set_rate(self.0.executor.now(), ppm);
+        clock.jump_wall(jump_ms);
+    }
+
+    /// A host's cores are so many times as slow; 1: as fast as ever.
+    pub fn starve(&self, host: u16, factor: u64) {
+        self.say(Some(host), format!("core {factor} times as slow"));
+        self.0.hosts[usize::from(host)].cpu.set_starved(factor);
+    }
+
     /// Switches the faults of operations on.
     pub fn set_rates(&self, plan: &Plan) {
         self.0.abrupt.set(plan.on.has(FaultKind::PartitionAbrupt));
@@ -332,8 +328,6 @@ impl Rig {
                 disk.set_rates(rates);
             }
         }
-        // Beyond the promise a host that recovers from a damaged log could not know what it lost.
-        self.0.restart_after.set(!plan.beyond && FAILING.iter().any(|k| plan.on.has(*k)));
     }
 
     /// The plan's events that took place.
@@ -422,6 +416,7 @@ impl Rig {
                     self.swap_disks(host, plan.victim.is_none(), &mut rng).await;
                 }
                 FaultKind::KillInRecovery => self.kill_in_recovery(host, &mut rng).await,
+                FaultKind::LaneStalled => self.stall_lane(host, &mut rng).await,
                 _ => {}
             }
         }
@@ -495,6 +490,23 @@ impl Rig {
         for pair in self.0.swapped.take() {
             self.exchange(pair);
         }
+    }
+
+    /// What is on the way in one lane to another host waits, perhaps in both directions.
+    async fn stall_lane(&self, host: u16, rng: &mut Rng) {
+        let other = (host + 1 + rng.below(u64::from(self.hosts()) - 1) as u16) % self.hosts();
+        let (lane, both) = (*rng.pick(&Lane::ALL), rng.below(2) == 0);
+        let set = |cut| {
+            self.0.fabric.set_lane_cut(host, other, lane, cut);
+            if both {
+                self.0.fabric.set_lane_cut(other, host, lane, cut);
+            }
+        };
+        self.say(Some(host), format!("{lane:?} to h{other} stands still, both ways: {both}"));
+        set(true);
+        self.wait(rng.span(Nanos::from_ms(20), Nanos::from_secs(10))).await;
+        self.say(Some(host), format!("{lane:?} to h{other} moves again"));
+        set(false);
     }
 
     /// Again and again, before it is up.
@@ -589,21 +601,15 @@ impl Rig {
                 self.reached(kind);
                 let ppm = rng.below(2 * DRIFT_PPM_MAX + 1) as i64 - DRIFT_PPM_MAX as i64;
                 let jump = rng.below(7_200_000) as i64 - 3_600_000;
-                self.say(Some(host), format!("clock {ppm} ppm fast, wall clock {jump} ms off"));
-                let clock = &self.0.hosts[usize::from(host)].clock;
-                clock.set_rate(self.0.executor.now(), ppm);
-                clock.jump_wall(jump);
+                self.set_clock(host, ppm, jump);
                 self.reached(FaultKind::ClockJump);
             }
             FaultKind::CpuStarved => {
                 self.reached(kind);
                 let factor = rng.span(Nanos(10), Nanos(1_000)).0;
-                self.say(Some(host), format!("core {factor} times as slow"));
-                let cpu = self.0.hosts[usize::from(host)].cpu.clone();
-                cpu.set_starved(factor);
+                self.starve(host, factor);
                 self.wait(down).await;
-                cpu.set_starved(1);
-                self.say(Some(host), "core as fast as before".into());
+                self.starve(host, 1);
             }
             FaultKind::DiskHang | FaultKind::DiskGone | FaultKind::DiskSlow => {
                 let disk = rng.pick(self.disks(host)).clone();
@@ -728,7 +734,7 @@ impl Rig {
     }
 
     /// Ends every ailment: all hosts up, all links whole, all disks as they should be, no more
-    /// events. A host whose disks have failed operations is restarted, as an administrator would.
+    /// events.
     pub fn heal(&self) {
         self.say(None, "everything heals".into());
         self.0.healed.set(true);
@@ -750,9 +756,6 @@ impl Rig {
                 disk.set_hung(false);
             }
             self.resume(host);
-            if self.0.restart_after.get() {
-                self.kill(host, false);
-            }
             self.start(host);
         }
     }

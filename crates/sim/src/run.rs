@@ -31,6 +31,9 @@ const POLLS_MAX: u64 = 6_000_000;
 /// Effects of faults whose moments one run keeps.
 const EFFECTS_MAX: usize = 20_000;
 
+/// See [`Features::HARSH`].
+const HARSHER: u32 = 16;
+
 /// A host that there is not: of clients that are left out.
 const NOWHERE: u16 = u16::MAX;
 
@@ -143,12 +146,15 @@ impl Setup {
             disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
             net: *rng.pick(&[NetProfile::GBIT_25, NetProfile::GBIT_25, NetProfile::GBIT_1]),
         };
-        let plan = match options.beyond {
+        let mut plan = match options.beyond {
             true => Plan { part: options.part.clone(), ..Plan::beyond(seed) },
             false => Plan::of_part(seed, hosts, options.faults, &options.part),
         };
         let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
         let draw = |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
+        if draw(Features::HARSH, "harsh") {
+            plan.make_harsher(HARSHER);
+        }
         cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
         if draw(Features::CROWD, "crowd") {
             cluster.crowd();

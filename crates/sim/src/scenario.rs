@@ -16,17 +16,27 @@
 //! - `load v0 via=h2`: a client at work there until the end, or until its host dies
 //! - `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1`: the host, or `all`
 //! - `trap h1 polls=200`, `trap h1 polls=200 power=yes`: it dies after so many steps
-//! - `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`: the network
-//! - `cut1 h0 h1`, `join1 h0 h1`: one direction of it
+//! - `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`: the network; `cut h0 directory`,
+//!   `join h0 directory`: the host's way to the directory
+//! - `cut1 h0 h1`, `join1 h0 h1`: one direction of it, or with `lane=data` (`control`, `bulk`) one
+//!   kind of connection of that direction
+//! - `link h0 h1 x=100`: that many times as slow in both directions; `x=1` ends it
+//! - `clock h1 fast=20000`, `slow=...`, `ahead=3600s`, `behind=...`: its rate, in parts per
+//!   million, and its wall clock
+//! - `starve h1 x=100`: its cores are that many times as slow; `x=1` ends it
 //! - `break h0 h1`: every connection between them ends at once, with what was on the way
 //! - `damage h0 h1`: a bit of the next data from h0 to h1 flips on the way
-//! - `directory down`, `directory up`: the directory
+//! - `directory down`, `directory up`: the directory; `directory keep`, `directory restore`: it is
+//!   put back to what it held when it was kept
+//! - `create via=h0 size=4MiB`, `resize via=h0 to=2MiB`, `delete via=h0`: an administrator's
+//!   volume, `side0` and so on, of at most 6 MiB; `begin` does not wait for these either
+//! - `close side0 via=h1`: that host's client lets go of the volume
 //! - `network answer-lost`, `network none`: every packet goes wrong in that way from now on, or
 //!   `ppm=1000` of a million; no more; `directory slow` likewise of its calls
 //! - `hang h1`, `unhang h1`, `gone h1`, `back h1`, `slow h1 x=100`, `wipe h1`: disks; all of
 //!   these take `disk=0` to mean one only
-//! - `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1`: the medium: cut off; put
-//!   back as it was when it was kept; exchanged
+//! - `truncate h1 to=600MiB`, `keep h1`, `restore h1`, `swap h0 h1`, `clone h0 h1`: the medium: cut
+//!   off; put back as it was when it was kept; exchanged; a copy of h0's in h1
 //! - `fault h1 lost-write`, `fault h1 none`: every operation of that kind goes wrong now, or
 //!   `ppm=1000` of a million; no more
 //! - `flip h1`, `flip h1 in=log page=3`: a bit of any page, or of a part's n-th used page
@@ -64,6 +74,7 @@ use crate::storage::RealStorage;
 use crate::trace::Trace;
 use crate::workload::{Book, Clear, Mix};
 use crate::world::SimWorld;
+use atoll_directory::DirectoryState;
 use atoll_format::record::Policy;
 use atoll_format::superblock::{RegionKind, Superblock};
 use atoll_format::units::{CHUNK, parse_size};
@@ -72,6 +83,7 @@ use atoll_store::Store;
 use atoll_world::Nanos;
 use atoll_world::components::Components;
 use atoll_world::mark;
+use atoll_world::net::Lane;
 use atoll_world::volume::{VolumeError, Volumes};
 use futures_util::future::{Either, select};
 use std::cell::RefCell;
@@ -179,6 +191,7 @@ pub fn play(text: &str) -> Result<String, String> {
         ops: u64::MAX,
         repair_delay_s: first.span("repair")?.map_or(3600, |s| s.as_secs_f64() as u32),
         administered: false,
+        history: None,
     };
     let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));
     let victim = victim.transpose()?;
@@ -215,6 +228,7 @@ pub fn play(text: &str) -> Result<String, String> {
         cluster: cluster.clone(),
         open: Rc::default(),
         kept: Rc::default(),
+        kept_directory: Rc::default(),
         victim,
         marks: Rc::new(mark::reached()),
     };
@@ -263,6 +277,7 @@ struct Stage {
     /// What media held when a command kept it.
     kept: Rc<RefCell<BTreeMap<String, Image>>>,
     victim: Option<u16>,
+    kept_directory: Rc<RefCell<Option<DirectoryState>>>,
     /// How often the code had come by its marks before: they are the process's.
     marks: Rc<BTreeMap<&'static str, u64>>,
 }
@@ -293,6 +308,10 @@ impl Stage {
 
     async fn carry_out(&self, number: u32, c: &Command) -> Result<(), String> {
         let (rig, fabric) = (&self.rig, self.rig.fabric());
+        let begin = usize::from(c.word(0)? == "begin");
+        if ["create", "resize", "delete"].contains(&c.word(begin)?) {
+            return self.manage(c, begin).await;
+        }
         match c.word(0)? {
             "run" => self.wait(span(c.word(1)?).ok_or_else(|| c.bad("run 5s"))?).await,
             "begin" | "write" | "read" | "discard" | "zero" => return self.io(number, c).await,
@@ -313,6 +332,12 @@ impl Stage {
                 rig.pause(c.host(1)?);
             }
             "resume" => rig.resume(c.host(1)?),
+            "close" => {
+                let via = host(c.option("via")?).and_then(|h| rig.life(h));
+                let life = via.ok_or_else(|| c.bad("via= is a host that is up"))?;
+                let open = self.open.borrow_mut().remove(&(life, c.word(1)?.to_owned()));
+                drop(open.ok_or_else(|| c.bad("it is not open there"))?);
+            }
             "trap" => {
                 let (host, power) = (c.host(1)?, c.options.contains_key("power"));
                 let life = rig.life(host).ok_or_else(|| c.bad("it is down"))?;
@@ -325,6 +350,18 @@ impl Stage {
             }
             "isolate" => rig.isolate(c.host(1)?, true),
             "rejoin" => rig.isolate(c.host(1)?, false),
+            word @ ("cut" | "join") if c.word(2)? == "directory" => {
+                rig.directory().set_cut(c.host(1)?, word == "cut");
+            }
+            word @ ("cut1" | "join1") if c.options.contains_key("lane") => {
+                let lane = match c.option("lane")? {
+                    "control" => Lane::Control,
+                    "data" => Lane::Data,
+                    "bulk" => Lane::Bulk,
+                    _ => return Err(c.bad("lane=data")),
+                };
+                fabric.set_lane_cut(c.host(1)?, c.host(2)?, lane, word == "cut1");
+            }
             word @ ("cut" | "join" | "cut1" | "join1") => {
                 let (a, b) = (c.host(1)?, c.host(2)?);
                 fabric.set_cut(a, b, word.starts_with("cut"));
@@ -332,11 +369,31 @@ impl Stage {
                     fabric.set_cut(b, a, word == "cut");
                 }
             }
+            "link" => {
+                let (a, b, factor) = (c.host(1)?, c.host(2)?, c.number("x")?);
+                fabric.set_slow(a, b, factor);
+                fabric.set_slow(b, a, factor);
+            }
+            "clock" => {
+                let ppm = |name| c.number_or(name, 0).map(|n| n as i64);
+                let ms = |name| c.span(name).map(|s| s.map_or(0, |s| (s.0 / 1_000_000) as i64));
+                rig.set_clock(
+                    c.host(1)?,
+                    ppm("fast")? - ppm("slow")?,
+                    ms("ahead")? - ms("behind")?,
+                );
+            }
+            "starve" => rig.starve(c.host(1)?, c.number("x")?),
             "damage" => fabric.damage_next(c.host(1)?, c.host(2)?),
             "break" => fabric.break_now(c.host(1)?, c.host(2)?),
             "network" => fabric.set_rates(rates(c, 1, of_network)?),
             "directory" => match c.word(1)? {
                 word @ ("down" | "up") => rig.directory().set_down(word == "down"),
+                "keep" => *self.kept_directory.borrow_mut() = Some(rig.directory().state().clone()),
+                "restore" => {
+                    let kept = self.kept_directory.borrow().clone();
+                    rig.directory().restore(kept.ok_or_else(|| c.bad("nothing was kept"))?);
+                }
                 _ => rig.directory().set_rates(rates(c, 1, of_directory)?),
             },
             word @ ("reached" | "tell") => {
@@ -407,6 +464,7 @@ impl Stage {
                     let image = self.kept.borrow().get(&disk.name()).cloned();
                     disk.restore(image.ok_or_else(|| c.bad("nothing was kept"))?);
                 }
+                "clone" => self.rig.disks(c.host(2)?)[n].restore(disk.image()),
                 "swap" => disk.swap(&self.rig.disks(c.host(2)?)[n]),
                 "fault" => disk.set_rates(rates(c, 2, of_disk)?),
                 "flip" if !c.options.contains_key("in") => {
@@ -490,9 +548,41 @@ impl Stage {
 
     fn book(&self, c: &Command, i: usize) -> Result<(String, Book), String> {
         let name = c.word(i)?.to_owned();
+        if let Some(side) = self.cluster.admin().books().into_iter().find(|(n, _)| *n == name) {
+            return Ok(side);
+        }
         let volume = name.strip_prefix('v').and_then(|v| v.parse::<usize>().ok());
         let book = volume.and_then(|v| self.cluster.books().get(v)).cloned();
         Ok((name, book.ok_or_else(|| c.bad("no such volume"))?))
+    }
+
+    /// What an administrator does.
+    async fn manage(&self, c: &Command, begin: usize) -> Result<(), String> {
+        let via = host(c.option("via")?).ok_or_else(|| c.bad("via=h0"))?;
+        let what = c.word(begin)?.to_owned();
+        let bytes = match &what[..] {
+            "create" => c.number("size")?,
+            "resize" => c.number("to")?,
+            _ => 0,
+        };
+        if what != "create" && self.cluster.admin().books().is_empty() {
+            return Err(c.bad("none was created"));
+        }
+        let cluster = self.cluster.clone();
+        let work = async move {
+            match &what[..] {
+                "create" => cluster.make(via, bytes).await,
+                "resize" => cluster.resize(via, bytes).await,
+                _ => cluster.delete(via).await,
+            }
+        };
+        if begin == 1 {
+            self.rig.executor().spawn(LifeId::HARNESS, work);
+            self.wait(Nanos::from_us(20)).await;
+        } else {
+            work.await;
+        }
+        Ok(())
     }
 
     async fn fill(&self, number: u32, c: &Command) -> Result<(), String> {

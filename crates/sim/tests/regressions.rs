@@ -1,60 +1,13 @@
-//! Seeds that once found something; each found a different flaw.
+//! What was found once is not found again.
 
-use atoll_sim::fault::FaultSet;
-use atoll_sim::feature::Features;
-use atoll_sim::run::{Options, run_one};
-
-/// With what was wrong.
-const SEEDS: &[(u64, &str)] = &[
-    (273, "a device that gave no answer read as damaged, and a resync marked good blocks"),
-    (640, "a copy that lost the end of its log stayed active"),
-    (61_028, "a member that had restarted and lost the end of its log was promoted"),
-    (61_519, "the same, as an active member between two writes"),
-    (97, "a lost member could not be rebuilt in its own group, and there was no other"),
-    (2_191, "a block that the medium did not give was not handed to its owner again"),
-    (5_125, "a connection whose end was never heard of was waited on for ever"),
-    (5_894, "a damaged page was repaired for its first block only"),
-    (
-        500_887,
-        "a resync chose its source before it had the lock, and copied from one dropped since",
-    ),
-    (50_093, "the place of a rebuild was lost too, and no third was looked for"),
-    (
-        1_795_330_032_585,
-        "a restarted owner was granted no lease and dropped a good copy; then its own was lost",
-    ),
-];
-
-/// What a run was when these were found.
-fn as_then() -> Options {
-    Options { faults: FaultSet::FIRST, features: Features::NONE, ..Options::default() }
-}
-
-/// What a run was when those were found that come next.
-fn as_later() -> Options {
-    Options { faults: FaultSet::SECOND, features: Features::FIRST, ..Options::default() }
-}
-
-/// The same, of those.
-const LATER: &[(u64, &str)] = &[
-    (12, "a volume grew, blocks beyond its old end went home: the group could not be opened again"),
-    (91, "the same, on two hosts"),
-    (92, "the same, after a power loss"),
-    (
-        70_000_226,
-        "to a volume that an old view of the directory showed so small, shrinking was no work",
-    ),
-    (1_795_344_143_329, "of disks whose formatting was cut short, nobody wiped what there was"),
-    (70_000_334, "a recovery built on a batch that was in the device's cache only"),
-];
+use atoll_sim::regressions;
+use atoll_sim::run::run_one;
 
 #[test]
 fn what_was_found_once_is_not_found_again() {
     let mut wrong = Vec::new();
-    let first = SEEDS.iter().map(|seed| (seed, as_then()));
-    for ((seed, what), options) in first.chain(LATER.iter().map(|s| (s, as_later()))) {
-        let outcome = run_one(*seed, &options);
-        if let Some(violation) = outcome.violations.first() {
+    for (seed, what, options) in regressions::all() {
+        if let Some(violation) = run_one(seed, &options).violations.first() {
             wrong.push(format!("seed {seed} ({what}): {violation}"));
         }
     }

@@ -13,6 +13,7 @@ use crate::cli::out::{Failure, Format, Run, yaml};
 use crate::cli::{Context, interrupted};
 use crate::lock::DataDir;
 use atoll_api::{Code, Problem};
+use atoll_sim::activity::cell_names;
 use atoll_sim::fault::FaultKind;
 use atoll_sim::run::{Report, marks};
 use atoll_world::Nanos;
@@ -29,7 +30,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Of the state file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const STATE: &str = "soak.json";
 /// How often the state is written, and how often a person hears of it.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
@@ -55,6 +56,8 @@ struct State {
     polls: u64,
     /// Effects by kind of fault.
     faults: BTreeMap<String, u64>,
+    /// And by kind and activity.
+    cells: BTreeMap<String, u64>,
     corpus: BTreeMap<u64, Kept>,
 }
 
@@ -83,6 +86,7 @@ impl State {
             operations: 0,
             polls: 0,
             faults: BTreeMap::new(),
+            cells: BTreeMap::new(),
             corpus: BTreeMap::new(),
         }
     }
@@ -134,11 +138,12 @@ impl State {
         self.corpus.values().flat_map(|k| &k.reached).map(String::as_str).collect()
     }
 
-    fn unreached(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+    /// Cells of the matrix, and marks.
+    fn unreached(&self) -> (Vec<String>, Vec<&'static str>) {
         let reached = self.reached();
         let missed = |what: &str, name: &str| !reached.contains(format!("{what} {name}").as_str());
-        let faults = FaultKind::ALL.iter().map(|k| k.name()).filter(|n| missed("fault", n));
-        (faults.collect(), marks().filter(|n| missed("mark", n)).collect())
+        let cells = cell_names().filter(|name| missed("cell", name));
+        (cells.collect(), marks().filter(|n| missed("mark", n)).collect())
     }
 
     /// Counts a fresh seed; returns what it is the first to come by.
@@ -149,6 +154,9 @@ impl State {
         self.polls += answer.polls;
         for (kind, n) in FaultKind::ALL.iter().zip(&answer.faults) {
             *self.faults.entry(kind.name().to_owned()).or_default() += n;
+        }
+        for (name, n) in cell_names().zip(&answer.cells) {
+            *self.cells.entry(name).or_default() += n;
         }
         let known = self.reached();
         let new = answer.reached.iter().filter(|name| !known.contains(name.as_str()));
@@ -188,7 +196,7 @@ impl State {
             seeds: self.seeds,
             failed: failed.collect(),
             faults: FaultKind::ALL.iter().map(count).collect(),
-            cells: Vec::new(),
+            cells: cell_names().map(|c| self.cells.get(&c).copied().unwrap_or(0)).collect(),
             virtual_time: Nanos(self.virtual_ns),
             ops: self.operations,
             polls: self.polls,
@@ -308,6 +316,7 @@ async fn job(program: PathBuf, soak: Arc<Mutex<Soak>>) -> Result<(), Problem> {
             seed,
             violations: vec![format!("the program died, {why}")],
             faults: Vec::new(),
+            cells: Vec::new(),
             virtual_ns: 0,
             operations: 0,
             polls: 0,
@@ -448,7 +457,7 @@ fn progress(soak: &Soak, spent: Duration, limit: Duration) -> String {
 
 fn tell(format: Format, soak: &Soak, report: &Report, spent: f64, jobs: usize) -> String {
     let state = &soak.state;
-    let (faults, marks) = state.unreached();
+    let (cells, marks) = state.unreached();
     match format {
         Format::Json | Format::Yaml => {
             let kept = |(seed, kept): (&u64, &Kept)| {
@@ -463,7 +472,7 @@ fn tell(format: Format, soak: &Soak, report: &Report, spent: f64, jobs: usize) -
                     "seeds": state.seeds, "next": state.next, "seconds": state.seconds,
                     "virtual_seconds": Nanos(state.virtual_ns).as_secs_f64(),
                     "operations": state.operations, "faults": state.faults,
-                    "faults_unreached": faults, "marks_unreached": marks,
+                    "cells": state.cells, "cells_unreached": cells, "marks_unreached": marks,
                     "corpus": state.corpus.iter().map(kept).collect::<Vec<_>>(),
                 },
             });
@@ -472,10 +481,11 @@ fn tell(format: Format, soak: &Soak, report: &Report, spent: f64, jobs: usize) -
         Format::Name => report.failed.iter().map(|(seed, _)| format!("{seed}\n")).collect(),
         Format::Table | Format::Wide => {
             let mut text = String::new();
-            for (what, names) in [("faults", faults), ("marks", marks)] {
-                if !names.is_empty() {
-                    text += &format!("{what} not reached: {}\n", names.join(", "));
-                }
+            if !cells.is_empty() {
+                text += &format!("cells not reached: {}\n", cells.join(", "));
+            }
+            if !marks.is_empty() {
+                text += &format!("marks not reached: {}\n", marks.join(", "));
             }
             let (kept, pace) = (state.corpus.len(), soak.report.pace(spent));
             let seeds = soak.report.seeds;
@@ -504,6 +514,7 @@ mod tests {
             seed,
             violations: violations.iter().map(|v| (*v).to_owned()).collect(),
             faults: vec![2, 3],
+            cells: vec![1, 4],
             virtual_ns: 10,
             operations: 5,
             polls: 7,
@@ -514,14 +525,17 @@ mod tests {
     #[test]
     fn only_seeds_that_show_something_new_are_kept() {
         let mut state = State::new(100);
-        assert_eq!(state.add(&answer(100, &["fault kill", "mark a"], &[])).len(), 2);
+        let kill = "cell kill x write";
+        assert!(state.unreached().0.iter().any(|name| *name == kill[5..]));
+        assert_eq!(state.add(&answer(100, &[kill, "mark a"], &[])).len(), 2);
         assert!(state.add(&answer(101, &["mark a"], &[])).is_empty());
         assert_eq!(state.add(&answer(102, &["mark a", "mark b"], &[])), ["mark b"]);
         state.add(&answer(103, &[], &["lost"]));
         assert_eq!(state.corpus.keys().copied().collect::<Vec<_>>(), [100, 102, 103]);
         assert_eq!((state.seeds, state.report().failed.len()), (4, 1));
         assert_eq!(state.report().faults[..2], [8, 12]);
-        assert!(!state.unreached().0.contains(&"kill"));
+        assert_eq!(state.report().cells[..3], [4, 16, 0]);
+        assert!(!state.unreached().0.iter().any(|name| *name == kill[5..]));
         // A newer program: one is mended, one no longer comes by what it was kept for.
         assert!(state.again(&answer(103, &[], &[])).is_empty());
         assert_eq!(state.again(&answer(102, &["mark a"], &[])), ["mark b"]);
@@ -541,11 +555,11 @@ mod tests {
         state.write(&path).unwrap();
         assert_eq!(State::read(&path).unwrap(), Some(state));
         let whole = std::fs::read_to_string(&path).unwrap();
-        let newer = whole.replace("\"version\": 1", "\"version\": 2");
+        let newer = whole.replace("\"version\": 2", "\"version\": 3");
         for (text, why) in [
             (&whole[..whole.len() / 2], "damaged: EOF"),
             ("{}", "it has no version"),
-            (&newer, "it has version 2, this program reads version 1"),
+            (&newer, "it has version 3, this program reads version 2"),
             (&whole.replace("polls", "pools"), "unknown field `pools`"),
         ] {
             std::fs::write(&path, text).unwrap();

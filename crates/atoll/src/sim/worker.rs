@@ -4,7 +4,7 @@
 
 use super::one_or;
 use crate::cli::out::Run;
-use atoll_sim::fault::FaultKind;
+use atoll_sim::activity::cell_names;
 use atoll_sim::run::{Options, Outcome};
 use atoll_world::mark;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ pub(super) struct Answer {
     pub(super) violations: Vec<String>,
     /// Effects by kind of fault, in their order.
     pub(super) faults: Vec<u64>,
+    /// And by activity: see [`cell_names`].
+    pub(super) cells: Vec<u64>,
     pub(super) virtual_ns: u64,
     pub(super) operations: u64,
     pub(super) polls: u64,
@@ -29,8 +31,8 @@ pub(super) struct Answer {
 type Marks = BTreeMap<&'static str, u64>;
 
 fn answer(outcome: &Outcome, before: &Marks) -> Answer {
-    let faults = FaultKind::ALL.iter().zip(&outcome.faults).filter(|(_, n)| **n > 0);
-    let mut reached: Vec<String> = faults.map(|(k, _)| format!("fault {}", k.name())).collect();
+    let cells = cell_names().zip(&outcome.cells).filter(|(_, n)| **n > 0);
+    let mut reached: Vec<String> = cells.map(|(name, _)| format!("cell {name}")).collect();
     let now = mark::reached();
     let hit = now.iter().filter(|(name, n)| before.get(*name).is_none_or(|b| b < *n));
     reached.extend(hit.map(|(name, _)| format!("mark {name}")));
@@ -38,6 +40,7 @@ fn answer(outcome: &Outcome, before: &Marks) -> Answer {
         seed: outcome.seed,
         violations: outcome.violations.clone(),
         faults: outcome.faults.clone(),
+        cells: outcome.cells.clone(),
         virtual_ns: outcome.virtual_time.0,
         operations: outcome.ops.0,
         polls: outcome.polls,

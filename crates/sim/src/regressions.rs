@@ -1,0 +1,73 @@
+//! Seeds that once found something; each found a different flaw. `tests/regressions.rs` runs them.
+
+use crate::fault::FaultSet;
+use crate::feature::Features;
+use crate::run::Options;
+
+/// With what was wrong.
+const SEEDS: &[(u64, &str)] = &[
+    (273, "a device that gave no answer read as damaged, and a resync marked good blocks"),
+    (640, "a copy that lost the end of its log stayed active"),
+    (61_028, "a member that had restarted and lost the end of its log was promoted"),
+    (61_519, "the same, as an active member between two writes"),
+    (97, "a lost member could not be rebuilt in its own group, and there was no other"),
+    (2_191, "a block that the medium did not give was not handed to its owner again"),
+    (5_125, "a connection whose end was never heard of was waited on for ever"),
+    (5_894, "a damaged page was repaired for its first block only"),
+    (
+        500_887,
+        "a resync chose its source before it had the lock, and copied from one dropped since",
+    ),
+    (50_093, "the place of a rebuild was lost too, and no third was looked for"),
+    (
+        1_795_330_032_585,
+        "a restarted owner was granted no lease and dropped a good copy; then its own was lost",
+    ),
+];
+
+/// What a run was when these were found.
+fn as_then() -> Options {
+    Options { faults: FaultSet::FIRST, features: Features::NONE, ..Options::default() }
+}
+
+/// What a run was when those were found that come next.
+fn as_later() -> Options {
+    Options { faults: FaultSet::SECOND, features: Features::FIRST, ..Options::default() }
+}
+
+/// The same, of those.
+const LATER: &[(u64, &str)] = &[
+    (12, "a volume grew, blocks beyond its old end went home: the group could not be opened again"),
+    (91, "the same, on two hosts"),
+    (92, "the same, after a power loss"),
+    (
+        70_000_226,
+        "to a volume that an old view of the directory showed so small, shrinking was no work",
+    ),
+    (1_795_344_143_329, "of disks whose formatting was cut short, nobody wiped what there was"),
+    (70_000_334, "a recovery built on a batch that was in the device's cache only"),
+];
+
+/// What a run was when these were found.
+fn as_since() -> Options {
+    let features = Features::FIRST
+        .and(Features::CHECKPOINT)
+        .and(Features::READERS)
+        .and(Features::CROWD)
+        .and(Features::HARSH);
+    Options { faults: FaultSet::THIRD, features, ..Options::default() }
+}
+
+/// The same, of those.
+const SINCE: &[(u64, &str)] = &[(
+    82_000_012,
+    "a capacity device failed, the log was trimmed, and after a restart its components were whole",
+)];
+
+/// All of them: each seed, what was wrong, and how it was run.
+pub fn all() -> Vec<(u64, &'static str, Options)> {
+    let first = SEEDS.iter().map(|&(seed, what)| (seed, what, as_then()));
+    let later = LATER.iter().map(|&(seed, what)| (seed, what, as_later()));
+    let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
+    first.chain(later).chain(since).collect()
+}
