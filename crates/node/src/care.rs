@@ -274,7 +274,7 @@ impl<W: World, S: Components> Node<W, S> {
                 for (_, m) in record.members().filter(|(_, m)| self.has_failed(m)) {
                     if self.0.objects.owns(record.id) && !mutant!("care.failed_group_not_told") {
                         sometimes!("care.failed_group_told_to_owner");
-                        self.0.objects.on_failed_member(record.id, m.component);
+                        self.0.objects.look_at_member(record.id, m.component).await;
                     }
                 }
             }

@@ -533,16 +533,18 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
-    /// What a member's host has published: its store has failed. An owner that asks it for nothing
-    /// would not notice.
-    pub fn on_failed_member(&self, object: ObjectId, component: ComponentId) {
+    /// Asks a member whose disk group has failed, as its host has published, whether it is lost: an
+    /// owner that asks it for nothing would not notice. The group may have more than one device.
+    pub async fn look_at_member(&self, object: ObjectId, component: ComponentId) {
         let Some(owner) = self.0.owner(object) else { return };
         for leg in owner.legs() {
             let of_it = |m: &&Member| m.component == component && m.role.receives();
-            let found = leg.members.borrow().iter().find(of_it).map(|m| (m.slot, m.session));
-            if let Some((slot, session)) = found {
+            let found = leg.members.borrow().iter().find(of_it).cloned();
+            if let Some(member) = found.filter(|m| !m.mending)
+                && owner.is_lost(&member).await
+            {
                 let failed = StoreError::Failed("its disk group has failed".into());
-                owner.on_trouble(&leg, slot, session, Trouble::Store(failed));
+                owner.on_trouble(&leg, member.slot, member.session, Trouble::Store(failed));
             }
         }
     }

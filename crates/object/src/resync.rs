@@ -205,6 +205,11 @@ impl<W: World, S: Components> Owner<W, S> {
         }
     }
 
+    /// Whether a member's host is there and says that its component is lost.
+    pub(crate) async fn is_lost(&self, member: &Member) -> bool {
+        matches!(self.look_for(member).await, Found::Lost)
+    }
+
     /// Its host is there and does not have it any more: no reason to wait for the repair delay.
     async fn record_loss(&self, component: ComponentId) {
         let _ = self
@@ -442,7 +447,7 @@ impl<W: World, S: Components> Owner<W, S> {
     pub(crate) fn is_source(&self, leg: &Leg, end: &End) -> bool {
         leg.members.borrow().iter().any(|m| {
             let same = m.component == end.component && m.session == end.session;
-            (same || mutant!("resync.any_source")) && m.role == Role::Active && !m.mending
+            same && m.role == Role::Active && !m.mending
         })
     }
 

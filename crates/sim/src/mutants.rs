@@ -151,8 +151,6 @@ mutants! {
         "a chunk is copied without its lock";
     "resync.discards_stay_behind", "R18", [Kill],
         "discards and zeros are not copied";
-    "resync.any_source", "R20", [TornWrite, Kill],
-        "what a restarted member says is taken for the content";
     "resync.lost_end_unnoticed", "S18", [TornWrite, Kill],
         "a returning member that lost its end keeps its `from`";
     "resync.stays_small", "R14", [StaleDisk],
