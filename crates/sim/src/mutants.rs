@@ -247,6 +247,8 @@ mutants! {
         "nobody takes over an object that has no client";
     "objects.takes_over_as_it_rejoins", "R5", [PartitionFull],
         "a host that was cut off takes over before its connections are back";
+    "objects.adopts_by_an_old_route", "P6", [LongPause],
+        "a host believes that an object without a client is owned where it once found it";
     "takeover.epoch_for_nothing", "R5", [PartitionPair],
         "a host that reaches no copy raises the epoch";
     "state.loss_noted_late", "S18", [FlushError],

@@ -59,10 +59,17 @@ fn as_since() -> Options {
 }
 
 /// The same, of those.
-const SINCE: &[(u64, &str)] = &[(
-    82_000_012,
-    "a capacity device failed, the log was trimmed, and after a restart its components were whole",
-)];
+const SINCE: &[(u64, &str)] = &[
+    (
+        82_000_012,
+        "a capacity device failed, the log was trimmed; after a restart all counted as whole",
+    ),
+    (200_004_977, "an object without a client was believed to be owned where it had been before"),
+    (
+        200_007_981,
+        "a growth was in a lost part of the log: the group could not be opened the time after next",
+    ),
+];
 
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {

@@ -606,6 +606,11 @@ impl State {
             _ => BlockState::Bad,
         };
         let c = self.components.get_mut(&local).expect("the caller has just found it");
+        // Its growth was in a part of the log that is lost: what was written beyond the end counts.
+        if range.end() > c.spec.blocks {
+            sometimes!("store.recover.growth_was_lost");
+            c.spec.blocks = range.end().next_multiple_of(BLOCKS_PER_CHUNK);
+        }
         if op.flags.get() & FLAG_FORCED == 0 {
             let op_kind = match kind {
                 LogKind::Placed => OpKind::Write,
