@@ -21,13 +21,14 @@ impl Features {
     pub const READERS: Self = Self(8);
     /// All clients do small operations in the same few blocks, without much of a pause.
     pub const CROWD: Self = Self(16);
-    /// What happens to the media of a host happens to them sixteen times as often.
+    /// What happens to the media of a host happens to them sixteen times as often, and only hosts
+    /// whose disk group has failed are restarted in the end. Not one of [`Features::ALL`] until what
+    /// it has found is mended: `docs/simulation.md`.
     pub const HARSH: Self = Self(32);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
-    pub const ALL: Self =
-        Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD).and(Self::HARSH);
+    pub const ALL: Self = Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD);
 
     /// These and those.
     #[must_use]
