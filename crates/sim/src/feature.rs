@@ -22,8 +22,8 @@ impl Features {
     /// All clients do small operations in the same few blocks, without much of a pause.
     pub const CROWD: Self = Self(16);
     /// What happens to the media of a host happens to them sixteen times as often, and only hosts
-    /// whose disk group has failed are restarted in the end. Not one of [`Features::ALL`] until what
-    /// it has found is mended: `docs/simulation.md`.
+    /// whose disk group has failed are restarted in the end. Not one of [`Features::ALL`] until
+    /// what it has found is mended: `docs/simulation.md`.
     pub const HARSH: Self = Self(32);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
