@@ -88,8 +88,6 @@ pub struct ClusterSpec {
     pub repair_delay_s: u32,
     /// An administrator makes, resizes and deletes volumes meanwhile.
     pub administered: bool,
-    /// In the end every host is restarted, not only those whose disk group has failed.
-    pub restarts_all: bool,
     /// What clients do comes from this number alone, whatever the cluster is and does; none: from
     /// the seed and the life of their host.
     pub history: Option<u64>,
@@ -131,7 +129,6 @@ impl ClusterSpec {
             ops,
             repair_delay_s,
             administered: false,
-            restarts_all: false,
             history: None,
         }
     }
@@ -600,10 +597,8 @@ impl<T: Storage> Cluster<T> {
             return self.finish_beyond().await;
         }
         // Damage that only a start meets: it must be over when the disks are walked.
-        for host in 0..rig.hosts() {
-            if self.0.spec.restarts_all || plan.victim == Some(host) {
-                self.restart(host);
-            }
+        if let Some(victim) = plan.victim {
+            self.restart(victim);
         }
         self.finish(plan.victim).await;
         if !gives_all {

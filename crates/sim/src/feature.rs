@@ -21,14 +21,13 @@ impl Features {
     pub const READERS: Self = Self(8);
     /// All clients do small operations in the same few blocks, without much of a pause.
     pub const CROWD: Self = Self(16);
-    /// What happens to the media of a host happens to them sixteen times as often, and only hosts
-    /// whose disk group has failed are restarted in the end. Not one of [`Features::ALL`] until
-    /// what it has found is mended: `docs/simulation.md`.
+    /// What happens to the media of a host happens to them sixteen times as often.
     pub const HARSH: Self = Self(32);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
-    pub const ALL: Self = Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD);
+    pub const ALL: Self =
+        Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD).and(Self::HARSH);
 
     /// These and those.
     #[must_use]

@@ -217,6 +217,8 @@ mutants! {
         "destage forgets what was written meanwhile";
     "checkpoint.pages_not_flushed", "S15", [PowerLoss],
         "a checkpoint names pages that are not flushed";
+    "checkpoint.second_copy_saves", "S16", [PowerLoss],
+        "what only the second copy of a checkpoint holds counts as saved";
     "checkpoint.ends_the_log", "S16", [Kill],
         "a checkpoint ends the replay of a log that is still needed";
     "checkpoint.sum_forgets_a_byte", "S16", [Kill],

@@ -152,7 +152,6 @@ impl Setup {
         };
         let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
         let draw = |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
-        cluster.restarts_all = !options.features.has(Features::HARSH);
         if draw(Features::HARSH, "harsh") {
             plan.make_harsher(HARSHER);
         }

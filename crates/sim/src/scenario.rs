@@ -191,7 +191,6 @@ pub fn play(text: &str) -> Result<String, String> {
         ops: u64::MAX,
         repair_delay_s: first.span("repair")?.map_or(3600, |s| s.as_secs_f64() as u32),
         administered: false,
-        restarts_all: false,
         history: None,
     };
     let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));

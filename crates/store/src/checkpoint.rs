@@ -101,8 +101,9 @@ pub(crate) async fn take<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         let position = group.journal.borrow();
         (position.generation + 1, position.older)
     };
-    for copy in [first, 1 - first] {
-        write_copy(group, copy, generation).await?;
+    // Recovery takes either of the two: what only the second one holds is not saved.
+    for (copy, saves) in [(first, true), (1 - first, mutant!("checkpoint.second_copy_saves"))] {
+        write_copy(group, copy, generation, saves).await?;
     }
     let mut position = group.journal.borrow_mut();
     position.generation = generation;
@@ -267,11 +268,12 @@ fn install(state: &mut State, new: NewPage) {
     state.settle(new.local, new.chunk);
 }
 
-/// Writes one copy: body, flush, head.
+/// Writes one copy: body, flush, head. If it saves, its components count as known from here on.
 async fn write_copy<W: World>(
     group: &Rc<Group<W>>,
     copy: usize,
     generation: u64,
+    saves: bool,
 ) -> Result<(), ()> {
     let region = group.state.borrow().geometry.checkpoints[copy];
     let room = region.len - BLOCK;
@@ -291,8 +293,10 @@ async fn write_copy<W: World>(
             found.map(|(&local, c)| {
                 encode_component(c, &mut bytes);
                 components += 1;
-                c.saved_blocks = c.spec.blocks;
-                c.unsaved_from = None;
+                if saves {
+                    c.saved_blocks = c.spec.blocks;
+                    c.unsaved_from = None;
+                }
                 local + 1
             })
         };
