@@ -69,6 +69,12 @@ const SINCE: &[(u64, &str)] = &[
         200_007_981,
         "a growth was in a lost part of the log: the group could not be opened the time after next",
     ),
+    (
+        300_000_442,
+        "a component made between the two copies of a checkpoint was in one of them only",
+    ),
+    (300_004_649, "the same"),
+    (300_003_763, "a copy that knew an epoch of a damaged log was never taken in again"),
 ];
 
 /// All of them: each seed, what was wrong, and how it was run.
