@@ -199,8 +199,8 @@ impl<W: World, S: Components> Owner<W, S> {
         let request = Request::Status { component: member.component };
         match self.call(member.host, Lane::Control, request, CALL_DEADLINE).await {
             Ok(Reply::Status(status)) if status.lost => Found::Lost,
-            // It refuses everything of this epoch. If there is a later owner, the record says so when
-            // it is to be changed; if not, what the member knows is of a damaged log.
+            // It refuses everything of this epoch. If there is a later owner, the record says so
+            // when it is to be changed; if not, what the member knows is of a damaged log.
             Ok(Reply::Status(status)) if status.promise.fenced > self.0.epoch => {
                 sometimes!("resync.member_knows_a_later_epoch");
                 Found::Lost
