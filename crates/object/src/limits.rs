@@ -41,8 +41,9 @@ pub const CLIENT_DEADLINE: Nanos = Nanos::from_secs(25);
 /// How long an owner that cannot be reached is left alone before another host takes over.
 pub const TAKEOVER_AFTER: Nanos = Nanos::from_ms(600);
 /// The same after this host could not reach the directory either: it was cut off, and making its
-/// connections anew takes as long as the longest pause between two attempts, and a handshake.
-pub const REJOIN_PATIENCE: Nanos = Nanos::from_secs(2);
+/// connections anew takes as long as the longest pause between two attempts, an attempt and a
+/// handshake.
+pub const REJOIN_PATIENCE: Nanos = Nanos::from_secs(3);
 /// After a takeover that failed the next one waits for this long at first, and at most.
 pub const TAKEOVER_PAUSE_FIRST: Nanos = Nanos::from_ms(100);
 /// See [`TAKEOVER_PAUSE_FIRST`]; short, because guests wait for it.

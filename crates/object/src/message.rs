@@ -372,6 +372,13 @@ fn enc_ticket(e: &mut Enc, t: Ticket) {
 fn dec_ticket(d: &mut Dec<'_>) -> Result<Ticket, BadMessage> {
     Ok(Ticket { client: ClientId(d.u64()?), number: d.u32()?, settled_below: d.u32()? })
 }
+fn enc_tickets(e: &mut Enc, set: &SetTickets) {
+    e.list(&set.add, |e, &ticket| enc_ticket(e, ticket));
+    e.list(&set.forget, |e, &ticket| enc_ticket(e, ticket));
+}
+fn dec_tickets(d: &mut Dec<'_>) -> Result<SetTickets, BadMessage> {
+    Ok(SetTickets { add: d.list(16, dec_ticket)?, forget: d.list(16, dec_ticket)? })
+}
 fn enc_tag(e: &mut Enc, t: &BlockTag) {
     e.u64(t.seq.0);
     e.u8(t.state as u8);
@@ -466,8 +473,7 @@ impl Message for Request {
             Self::SetTickets { component, session, set } => {
                 e.u64(component.0);
                 enc_session(&mut e, session);
-                e.list(&set.add, |e, &ticket| enc_ticket(e, ticket));
-                e.list(&set.forget, |e, &ticket| enc_ticket(e, ticket));
+                enc_tickets(&mut e, &set);
                 25
             }
             Self::Status { component } => {
@@ -545,6 +551,7 @@ impl Message for Request {
                     e.u32(b.block);
                     enc_tag(e, &b.tag);
                 });
+                enc_tickets(&mut e, &copy.tickets);
                 payload = copy.blocks.into_iter().filter_map(|b| b.bytes).collect();
                 17
             }
@@ -703,7 +710,8 @@ impl Message for Request {
                 if at != payload.len() {
                     return Err(BadMessage("payload is longer than its blocks"));
                 }
-                Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if } }
+                let tickets = dec_tickets(d)?;
+                Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if, tickets } }
             }
             18..=22 | 26 => {
                 let object = ObjectId(d.u64()?);
@@ -734,7 +742,7 @@ impl Message for Request {
             25 => Self::SetTickets {
                 component: ComponentId(d.u64()?),
                 session: dec_session(d)?,
-                set: SetTickets { add: d.list(16, dec_ticket)?, forget: d.list(16, dec_ticket)? },
+                set: dec_tickets(d)?,
             },
             _ => return Err(BadMessage("unknown request")),
         };
@@ -1094,7 +1102,16 @@ mod tests {
                 },
             },
             Request::Read { component, epoch, range },
-            Request::CopyIn { component, session, copy: Copy { chunk: 1, blocks, only_if: None } },
+            Request::CopyIn {
+                component,
+                session,
+                copy: Copy {
+                    chunk: 1,
+                    blocks,
+                    only_if: None,
+                    tickets: SetTickets { add: vec![ticket], forget: vec![ticket, ticket] },
+                },
+            },
             client(4096, ClientIo::Read { len: 512 }),
             client(4096, ClientIo::Write { crcs, data: vec![data] }),
             client(512, ClientIo::Write { crcs: odd, data: vec![sectors] }),

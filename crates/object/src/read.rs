@@ -10,7 +10,7 @@ use atoll_format::id::GroupId;
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_transport::CallError;
-use atoll_world::components::{Copy, CopyBlock, ReadBlocks};
+use atoll_world::components::{Copy, CopyBlock, ReadBlocks, SetTickets};
 use atoll_world::volume::{Extent, ExtentKind};
 use atoll_world::{
     Buf, Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
@@ -286,6 +286,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 chunk: range.chunk(),
                 blocks: vec![CopyBlock { block, tag, bytes }],
                 only_if: None,
+                tickets: SetTickets::default(),
             };
             let (component, session) = (target.component, target.session);
             let request = Request::CopyIn { component, session, copy };

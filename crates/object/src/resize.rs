@@ -12,7 +12,7 @@ use atoll_format::id::{HostId, Seq};
 use atoll_format::op::{BlockRange, BlockTag};
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::BLOCKS_PER_CHUNK;
-use atoll_world::components::{Copy, CopyBlock};
+use atoll_world::components::{Copy, CopyBlock, SetTickets};
 use atoll_world::{Components, Lane, World, sometimes};
 use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
@@ -129,7 +129,7 @@ impl<W: World, S: Components> Owner<W, S> {
         for m in members {
             let absent = |block| CopyBlock { block, tag: BlockTag::default(), bytes: None };
             let blocks = (start..start + BLOCKS_PER_CHUNK).map(absent).collect();
-            let copy = Copy { chunk, blocks, only_if: None };
+            let copy = Copy { chunk, blocks, only_if: None, tickets: SetTickets::default() };
             let request = Request::CopyIn { component: m.component, session: m.session, copy };
             match self.call(m.host, Lane::Bulk, request, CALL_DEADLINE).await {
                 Ok(Reply::Copied(_)) => {}

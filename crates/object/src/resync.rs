@@ -15,7 +15,7 @@ use atoll_format::id::{ComponentId, HostId, Seq, Session};
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
-use atoll_world::components::{ComponentSpec, Copy, CopyBlock};
+use atoll_world::components::{ComponentSpec, Copy, CopyBlock, SetTickets};
 use atoll_world::{
     Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
 };
@@ -539,7 +539,7 @@ impl<W: World, S: Components> Owner<W, S> {
             i += run;
         }
         let bytes = blocks.iter().filter(|b| b.bytes.is_some()).count() as u64 * BLOCK;
-        let copy = Copy { chunk, blocks, only_if: None };
+        let copy = Copy { chunk, blocks, only_if: None, tickets: SetTickets::default() };
         let request =
             Request::CopyIn { component: target.component, session: target.session, copy };
         match self.call(target.host, Lane::Bulk, request, READ_DEADLINE * 2).await {

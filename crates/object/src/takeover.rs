@@ -21,7 +21,8 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::owner::{Fail, Owner};
 use crate::resync::End;
-use atoll_format::id::{ComponentId, Incarnation, ObjectId, Seq, Session};
+use crate::tickets::{Key, Tables};
+use atoll_format::id::{ComponentId, Incarnation, ObjectId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::record::{
     self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, key,
@@ -419,7 +420,7 @@ async fn roll_forward<W: World, S: Components>(
         let active: Vec<Member> =
             leg.members.borrow().iter().filter(|m| m.role == Role::Active).cloned().collect();
         let mut chunks = BTreeSet::new();
-        let mut tickets = BTreeMap::new();
+        let mut ops: BTreeMap<u32, BTreeMap<Seq, Ticket>> = BTreeMap::new();
         for member in &active {
             let answer = fenced.get(&member.component).ok_or(Fail::Stopped)?;
             // What this member knows as committed may be less than others know: listing more
@@ -427,7 +428,7 @@ async fn roll_forward<W: World, S: Components>(
             for op in uncommitted(owner, &End::of(member)).await? {
                 chunks.insert(op.range.chunk());
                 if op.ticket.number != 0 {
-                    tickets.insert(op.id.seq, (op.ticket.client, op.ticket.number));
+                    ops.entry(op.range.chunk()).or_default().insert(op.id.seq, op.ticket);
                 }
             }
             if answer.doubtful && !mutant!("takeover.doubt_is_ignored") {
@@ -442,14 +443,18 @@ async fn roll_forward<W: World, S: Components>(
         let trusted: Vec<bool> =
             active.iter().map(|m| fenced.get(&m.component).is_some_and(|a| !a.doubtful)).collect();
         let ends: Vec<End> = active.iter().map(End::of).collect();
-        let (ends, trusted) = (&ends, &trusted);
+        let (ends, trusted, none) = (&ends, &trusted, &BTreeMap::new());
+        let tables = &owner.tables_of(ends).await?;
         let work = futures_util::stream::iter(chunks)
-            .map(|chunk| reconcile(owner, chunk, ends, trusted))
+            .map(|chunk| {
+                let ops = ops.get(&chunk).unwrap_or(none);
+                reconcile(owner, chunk, (ends, trusted), (tables, ops))
+            })
             .buffer_unordered(RECONCILE_AT_ONCE);
         let mut work = std::pin::pin!(work);
         let mut rolled_back = BTreeSet::new();
         while let Some(result) = work.next().await {
-            rolled_back.extend(result?.iter().filter_map(|seq| tickets.get(seq).copied()));
+            rolled_back.extend(result?);
         }
         owner.agree_on_tickets(ends, &rolled_back).await?;
         // Now every active member has the same. The watermark is one that all of them hold, so
@@ -492,15 +497,15 @@ async fn uncommitted<W: World, S: Components>(
     }
 }
 
-/// Makes one chunk equal on all active members: per block the highest seq wins (R7). Returns the
-/// operations that had to be rolled back instead.
+/// Makes one chunk equal on all active members: per block the highest seq wins (R7). `ops` are those
+/// that wrote it. Returns which of them had to be rolled back instead.
 async fn reconcile<W: World, S: Components>(
     owner: &Owner<W, S>,
     chunk: u32,
-    ends: &[End],
-    trusted: &[bool],
-) -> Result<Vec<Seq>, Fail> {
-    let mut rolled_back = Vec::new();
+    (ends, trusted): (&[End], &[bool]),
+    (tables, ops): (&Tables, &BTreeMap<Seq, Ticket>),
+) -> Result<Vec<Key>, Fail> {
+    let mut rolled_back = BTreeSet::new();
     let mut tags = Vec::new();
     for end in ends {
         let request = Request::Tags { component: end.component, epoch: owner.0.epoch, chunk };
@@ -525,19 +530,21 @@ async fn reconcile<W: World, S: Components>(
             }
         }
     }
-    for (end, blocks) in ends.iter().zip(wanted) {
+    for (place, (end, blocks)) in ends.iter().zip(wanted).enumerate() {
         if blocks.is_empty() {
             continue;
         }
         sometimes!("takeover.rolled_forward");
-        let copy = Copy { chunk, blocks, only_if: None };
+        let tickets = tables.with_copy(place, ops, &rolled_back);
+        let copy = Copy { chunk, blocks, only_if: None, tickets };
         let request = Request::CopyIn { component: end.component, session: end.session, copy };
         match owner.call(end.host, Lane::Bulk, request, READ_DEADLINE * 2).await {
             Ok(Reply::Copied(_)) => {}
             _ => return Err(Fail::Stopped),
         }
     }
-    Ok(rolled_back)
+    let of = |seq| ops.get(seq).map(|ticket| (ticket.client, ticket.number));
+    Ok(rolled_back.iter().filter_map(of).collect())
 }
 
 /// The version of a block that all members are to have, with its bytes.

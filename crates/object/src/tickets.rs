@@ -1,6 +1,7 @@
 //! What members remember of clients' operations, so that a retry is answered, not applied twice
-//! (R21). Appends bring their own tickets; copies bring none. So wherever copies make members
-//! equal, their tickets are made equal too: at takeover, and before a member is promoted.
+//! (R21). Appends bring their own tickets; copies bring none of themselves. So wherever copies make
+//! members equal, their tickets are made equal too: at takeover, with the copies and once more
+//! when all is done, and before a member is promoted.
 //!
 //! Invariant: what an active member remembers is what has been applied to its leg, no more and,
 //! within the store's bounds, no less.
@@ -10,8 +11,8 @@ use crate::limits::{CALL_DEADLINE, READ_DEADLINE};
 use crate::message::{Reply, Request};
 use crate::owner::{Fail, Owner};
 use crate::resync::End;
-use atoll_format::id::{ClientId, Ticket};
-use atoll_world::components::SetTickets;
+use atoll_format::id::{ClientId, Seq, Ticket};
+use atoll_world::components::{COPY_TICKETS_MAX, SetTickets};
 use atoll_world::{Components, Lane, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -47,7 +48,56 @@ impl Table {
     }
 }
 
+/// What the active members of a leg remember, in their order.
+pub(crate) struct Tables {
+    of: Vec<Table>,
+    all: Table,
+}
+
+impl Tables {
+    /// What has to come, or go, with blocks that are put into the member of that place, so that it
+    /// is never without one and with the other: its own takeover may be the next. `ops` are those
+    /// that wrote the chunk; of more than fit, the newest: no more than there are blocks in a
+    /// chunk can be in flight in it, and older ones are made equal when all is done.
+    pub(crate) fn with_copy(
+        &self,
+        place: usize,
+        ops: &BTreeMap<Seq, Ticket>,
+        rolled_back: &BTreeSet<Seq>,
+    ) -> SetTickets {
+        let mut set = SetTickets::default();
+        if mutant!("tickets.not_with_the_copy") {
+            return set;
+        }
+        let table = &self.of[place];
+        for (seq, &ticket) in ops.iter().rev().take(COPY_TICKETS_MAX) {
+            let key = (ticket.client, ticket.number);
+            let is_here = table.open.contains_key(&key);
+            if rolled_back.contains(seq) {
+                if is_here {
+                    set.forget.push(ticket);
+                }
+            } else if !is_here && !table.is_settled(key) && self.all.open.contains_key(&key) {
+                sometimes!("takeover.ticket_comes_with_a_copy");
+                set.add.push(ticket);
+            }
+        }
+        set
+    }
+}
+
 impl<W: World, S: Components> Owner<W, S> {
+    /// What each of `ends` remembers.
+    pub(crate) async fn tables_of(&self, ends: &[End]) -> Result<Tables, Fail> {
+        let mut tables = Tables { of: Vec::new(), all: Table::default() };
+        for end in ends {
+            let table = self.tickets_of(end).await?;
+            table.open.values().for_each(|&ticket| tables.all.enter(ticket));
+            tables.of.push(table);
+        }
+        Ok(tables)
+    }
+
     async fn tickets_of(&self, end: &End) -> Result<Table, Fail> {
         let mut table = Table::default();
         let mut after = Key::default();
@@ -84,13 +134,7 @@ impl<W: World, S: Components> Owner<W, S> {
         ends: &[End],
         rolled_back: &BTreeSet<Key>,
     ) -> Result<(), Fail> {
-        let mut tables = Vec::new();
-        let mut all = Table::default();
-        for end in ends {
-            let table = self.tickets_of(end).await?;
-            table.open.values().for_each(|&ticket| all.enter(ticket));
-            tables.push(table);
-        }
+        let Tables { of: tables, mut all } = self.tables_of(ends).await?;
         all.open.retain(|key, _| !rolled_back.contains(key));
         for (end, table) in ends.iter().zip(&tables) {
             if mutant!("tickets.not_made_equal") {

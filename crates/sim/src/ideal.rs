@@ -53,6 +53,15 @@ impl Component {
 }
 
 impl Component {
+    fn set_tickets(&mut self, set: &SetTickets) {
+        for ticket in &set.forget {
+            if let Some(client) = self.clients.get_mut(&ticket.client) {
+                client.numbers.remove(&ticket.number);
+            }
+        }
+        set.add.iter().for_each(|&ticket| self.note_ticket(ticket));
+    }
+
     fn note_ticket(&mut self, ticket: Ticket) {
         if ticket.number > 0 {
             let applied = self.clients.entry(ticket.client).or_default();
@@ -241,6 +250,7 @@ impl Medium {
             c.promise.newest = c.promise.newest.max(b.tag.seq);
             put += 1;
         }
+        c.set_tickets(&copy.tickets);
         self.counters.blocks_copied_in += u64::from(put);
         Ok(put)
     }
@@ -406,15 +416,7 @@ impl Components for IdealStore {
     ) -> Result<(), StoreError> {
         self.0.medium.borrow_mut().in_session(id, session)?;
         let effect = move |medium: &mut Medium| {
-            let c = medium.in_session(id, session)?;
-            for ticket in &set.forget {
-                if let Some(client) = c.clients.get_mut(&ticket.client) {
-                    client.numbers.remove(&ticket.number);
-                }
-            }
-            for &ticket in &set.add {
-                c.note_ticket(ticket);
-            }
+            medium.in_session(id, session)?.set_tickets(&set);
             Ok(())
         };
         self.in_turn(effect).await

@@ -71,6 +71,8 @@ mutants! {
         "a member does not remember what it has applied";
     "tickets.not_made_equal", "R21", [ConnectionLost, Kill],
         "a takeover does not make the members' tickets equal";
+    "tickets.not_with_the_copy", "R21", [],
+        "a takeover brings what was written and, later, that it was";
     "tickets.not_brought", "R21", [ConnectionLost],
         "a promoted member does not know the tickets before it";
     "objects.any_admission", "R21", [],

@@ -75,6 +75,10 @@ const SINCE: &[(u64, &str)] = &[
     ),
     (300_004_649, "the same"),
     (300_003_763, "a copy that knew an epoch of a damaged log was never taken in again"),
+    (
+        610_003_140,
+        "a takeover ended between its copies and their tickets: a retry was applied once more",
+    ),
 ];
 
 /// All of them: each seed, what was wrong, and how it was run.

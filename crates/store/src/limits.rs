@@ -2,6 +2,7 @@
 
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::Nanos;
+use atoll_world::components::COPY_TICKETS_MAX;
 
 /// Smallest device that is accepted.
 pub const DEVICE_MIN: u64 = 1 << 30;
@@ -162,7 +163,7 @@ pub fn pages_for(slots: u32) -> u32 {
 const _: () = {
     assert!(SEGMENT_MIN >= 4 * (BATCH_BLOCKS as u64 / 2) * BLOCK);
     assert!(BATCH_BLOCKS >= BLOCKS_PER_CHUNK);
-    assert!(BATCH_OPS >= BLOCKS_PER_CHUNK);
+    assert!(BATCH_OPS >= BLOCKS_PER_CHUNK + COPY_TICKETS_MAX as u32);
     assert!(BATCH_OPS + BATCH_HINTS as u32 <= atoll_format::log::BATCH_OPS_MAX);
     assert!(BATCH_CRCS <= atoll_format::log::BATCH_CRCS_MAX);
     assert!(BATCH_BLOCKS <= atoll_format::log::BATCH_BLOCKS_MAX);

@@ -49,6 +49,7 @@ pub(crate) enum Effect {
         local: u32,
         chunk: u32,
         blocks: Vec<CopyBlock>,
+        tickets: SetTickets,
     },
     Fence {
         local: u32,
@@ -102,9 +103,9 @@ impl Item {
                 (1, if n > 1 { n } else { 0 }, n)
             }
             Effect::Place { .. } => (1, BLOCKS_PER_CHUNK, 0),
-            Effect::CopyIn { blocks, .. } => {
+            Effect::CopyIn { blocks, tickets, .. } => {
                 let raw = blocks.iter().filter(|b| b.bytes.is_some()).count();
-                (blocks.len() as u32, 0, raw as u32)
+                ((blocks.len() + tickets.len()) as u32, 0, raw as u32)
             }
             Effect::SetTickets { set, .. } => (set.len() as u32, 0, 0),
             _ => (1, 0, 0),
@@ -441,7 +442,8 @@ fn encode(
             }
             ops.push(d);
         }
-        Effect::CopyIn { local, blocks, .. } => {
+        Effect::CopyIn { local, blocks, tickets, .. } => {
+            encode_tickets(*local, tickets, ops);
             for block in blocks {
                 let kind = match block.tag.state {
                     BlockState::Raw => LogKind::Write,
@@ -484,18 +486,7 @@ fn encode(
             d.column = *device;
             ops.push(d);
         }
-        Effect::SetTickets { local, set } => {
-            let forget = set.forget.iter().map(|ticket| (ticket, FLAG_FORGET));
-            let add = set.add.iter().map(|ticket| (ticket, 0));
-            ops.extend(forget.chain(add).map(|(ticket, flags)| {
-                let mut d = descriptor(LogKind::Ticket, *local);
-                d.flags = flags.into();
-                d.number = ticket.number.into();
-                d.client = ticket.client.0.into();
-                d.settled_below = ticket.settled_below.into();
-                d
-            }));
-        }
+        Effect::SetTickets { local, set } => encode_tickets(*local, set, ops),
         Effect::Delete { local } => ops.push(descriptor(LogKind::Delete, *local)),
         Effect::Grow { local, blocks } => {
             let mut d = descriptor(LogKind::Grow, *local);
@@ -503,6 +494,19 @@ fn encode(
             ops.push(d);
         }
     }
+}
+
+fn encode_tickets(local: u32, set: &SetTickets, ops: &mut Vec<Descriptor>) {
+    let forget = set.forget.iter().map(|ticket| (ticket, FLAG_FORGET));
+    let add = set.add.iter().map(|ticket| (ticket, 0));
+    ops.extend(forget.chain(add).map(|(ticket, flags)| {
+        let mut d = descriptor(LogKind::Ticket, local);
+        d.flags = flags.into();
+        d.number = ticket.number.into();
+        d.client = ticket.client.0.into();
+        d.settled_below = ticket.settled_below.into();
+        d
+    }));
 }
 
 /// CRCs of a descriptor's payload.
@@ -618,7 +622,7 @@ fn count(state: &mut State, item: &Item) {
             }
             state.unqueue(*local, op.range.chunk());
         }
-        Effect::CopyIn { local, chunk, blocks } => {
+        Effect::CopyIn { local, chunk, blocks, .. } => {
             state.counters.blocks_copied_in += blocks.len() as u64;
             state.unqueue(*local, *chunk);
         }

@@ -17,8 +17,9 @@ use atoll_format::superblock::Superblock;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, SEQ_MAX};
 use atoll_world::buf::total_len;
 use atoll_world::components::{
-    ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock, GroupSpace,
-    ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
+    COPY_TICKETS_MAX, ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock,
+    GroupSpace, ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError,
+    StoreEvent,
 };
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Nanos, World, mutant, sometimes};
@@ -231,6 +232,7 @@ impl<W: World> Store<W> {
         session: Session,
         chunk: u32,
         blocks: Vec<CopyBlock>,
+        tickets: SetTickets,
     ) -> Result<Receiver<()>, StoreError> {
         self.admit()?;
         let mut state = self.group.state.borrow_mut();
@@ -244,7 +246,7 @@ impl<W: World> Store<W> {
         let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: 1 };
         state.reserve(local, range, writes, discards)?;
         drop(state);
-        self.queue(Effect::CopyIn { local, chunk, blocks })
+        self.queue(Effect::CopyIn { local, chunk, blocks, tickets })
     }
 }
 
@@ -308,6 +310,10 @@ fn check_copy(c: &Component, copy: &Copy) -> Result<(), StoreError> {
     let chunks = c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK);
     if copy.chunk >= chunks || copy.blocks.len() > BLOCKS_PER_CHUNK as usize {
         return Err(StoreError::Malformed("chunk of a copy"));
+    }
+    let tickets = copy.tickets.len();
+    if tickets > COPY_TICKETS_MAX || tickets > 0 && copy.only_if.is_some() {
+        return Err(StoreError::Malformed("tickets of a copy"));
     }
     let start = copy.chunk * BLOCKS_PER_CHUNK;
     let mut next = start;
@@ -598,7 +604,7 @@ impl<W: World> Components for Store<W> {
             return Ok(0);
         }
         let count = blocks.len() as u32;
-        let wait = self.queue_copy(id, session, copy.chunk, blocks)?;
+        let wait = self.queue_copy(id, session, copy.chunk, blocks, copy.tickets)?;
         self.durable(wait).await?;
         Ok(count)
     }

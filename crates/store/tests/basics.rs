@@ -6,7 +6,7 @@ use atoll_format::id::{ClientId, ComponentId, Epoch, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
 use atoll_store::check;
 use atoll_world::Nanos;
-use atoll_world::components::{Components, Copy, CopyBlock, StoreError};
+use atoll_world::components::{Components, Copy, CopyBlock, SetTickets, StoreError};
 use common::{Machine, content, formatted, make, plain_op, versions, write_op};
 
 const ID: ComponentId = ComponentId(1);
@@ -292,12 +292,16 @@ fn copies_of_other_members_overwrite_also_downwards_or_only_what_they_expect() {
             raw(3, 2, 90),
             without(4, 4, BlockState::Bad),
         ];
-        let copy = Copy { chunk: 0, blocks, only_if: None };
+        let copy = Copy { chunk: 0, blocks, only_if: None, tickets: SetTickets::default() };
         assert_eq!(store.copy_in(ID, session, copy).await, Ok(4));
         assert_eq!(versions(&store, 1, 1, 3).await, Ok(vec![110, 0, 90]));
         assert_eq!(versions(&store, 1, 4, 2).await, Err(StoreError::Bad(vec![4])));
-        let repair =
-            Copy { chunk: 0, blocks: vec![raw(4, 4, 4), raw(5, 4, 4)], only_if: Some(Seq(4)) };
+        let repair = Copy {
+            chunk: 0,
+            blocks: vec![raw(4, 4, 4), raw(5, 4, 4)],
+            only_if: Some(Seq(4)),
+            tickets: SetTickets::default(),
+        };
         assert_eq!(store.copy_in(ID, session, repair.clone()).await, Ok(1));
         assert_eq!(versions(&store, 1, 4, 2).await, Ok(vec![4, 5]));
         let other = Session { epoch: Epoch(1), attach: 7 };
@@ -306,7 +310,8 @@ fn copies_of_other_members_overwrite_also_downwards_or_only_what_they_expect() {
         assert_eq!(uncommitted.len(), 6, "copies are not operations");
         let mut wrong = raw(6, 7, 8);
         wrong.tag.crc ^= 1;
-        let copy = Copy { chunk: 0, blocks: vec![wrong], only_if: None };
+        let copy =
+            Copy { chunk: 0, blocks: vec![wrong], only_if: None, tickets: SetTickets::default() };
         assert_eq!(store.copy_in(ID, session, copy).await, Err(StoreError::Damaged { block: 6 }));
     });
     m.world.pass(Nanos::from_secs(5));

@@ -6,7 +6,7 @@ use atoll_format::id::{ComponentId, Epoch, Seq, Session};
 use atoll_format::op::OpKind;
 use atoll_store::{Store, check};
 use atoll_world::Nanos;
-use atoll_world::components::{Components, Copy, CopyBlock, StoreError};
+use atoll_world::components::{Components, Copy, CopyBlock, SetTickets, StoreError};
 use common::{
     Image, Machine, MemDisk, Rng, TestWorld, component_spec, content, formatted, plain_op, version,
     versions, write_op,
@@ -138,7 +138,8 @@ impl Run {
             crc: atoll_format::checksum::crc(&bytes),
         };
         let blocks = vec![CopyBlock { block, tag, bytes: Some(bytes) }];
-        let copy = Copy { chunk: block / 256, blocks, only_if: None };
+        let copy =
+            Copy { chunk: block / 256, blocks, only_if: None, tickets: SetTickets::default() };
         self.model.borrow_mut().began(component, block, &[id]);
         self.store.copy_in(ComponentId(component), self.session(component), copy).await?;
         self.model.borrow_mut().done(component, block, &[id]);

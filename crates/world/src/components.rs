@@ -92,8 +92,13 @@ pub struct Copy {
     /// Put a block in only while its seq here is still this one (repair: never older, R17 of
     /// `store.md`); without it, always.
     pub only_if: Option<Seq>,
+    /// Operations that come, or go, with the blocks, in one step with them: a crash leaves both or
+    /// neither (R21). At most [`COPY_TICKETS_MAX`]; none with `only_if`.
+    pub tickets: SetTickets,
 }
 
+/// Most operations that one [`Copy`] names.
+pub const COPY_TICKETS_MAX: usize = 256;
 /// Most operations that one [`SetTickets`] names.
 pub const SET_TICKETS_MAX: usize = 512;
 
