@@ -551,9 +551,13 @@ impl Message for Request {
                     e.u32(b.block);
                     enc_tag(e, &b.tag);
                 });
-                enc_tickets(&mut e, &copy.tickets);
+                let with_tickets = !copy.tickets.is_empty();
+                if with_tickets {
+                    enc_tickets(&mut e, &copy.tickets);
+                }
                 payload = copy.blocks.into_iter().filter_map(|b| b.bytes).collect();
-                17
+                // Hosts that do not know the second have frozen the first.
+                if with_tickets { 27 } else { 17 }
             }
             Self::Client(ClientRequest { object, ticket, retry, at, admission, io }) => {
                 e.u64(object.0);
@@ -597,7 +601,7 @@ impl Message for Request {
     fn decode(kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
         let mut d = Dec(body);
         let d = &mut d;
-        if !payload.is_empty() && !matches!(kind, 15 | 17 | 19) {
+        if !payload.is_empty() && !matches!(kind, 15 | 17 | 19 | 27) {
             return Err(BadMessage("a payload where none belongs"));
         }
         let request = match kind {
@@ -683,7 +687,7 @@ impl Message for Request {
                 epoch: Epoch(d.u32()?),
                 range: dec_range(d)?,
             },
-            17 => {
+            17 | 27 => {
                 let component = ComponentId(d.u64()?);
                 let session = dec_session(d)?;
                 let chunk = d.u32()?;
@@ -710,7 +714,7 @@ impl Message for Request {
                 if at != payload.len() {
                     return Err(BadMessage("payload is longer than its blocks"));
                 }
-                let tickets = dec_tickets(d)?;
+                let tickets = if kind == 27 { dec_tickets(d)? } else { SetTickets::default() };
                 Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if, tickets } }
             }
             18..=22 | 26 => {
@@ -1059,6 +1063,10 @@ mod tests {
         };
         let sectors = data.slice(..1024);
         let odd = client_crcs(512, std::slice::from_ref(&sectors));
+        let copy_in = |tickets| {
+            let copy = Copy { chunk: 1, blocks: blocks.clone(), only_if: None, tickets };
+            Request::CopyIn { component, session, copy }
+        };
         vec![
             Request::Renew {
                 incarnation: Incarnation(8),
@@ -1102,16 +1110,7 @@ mod tests {
                 },
             },
             Request::Read { component, epoch, range },
-            Request::CopyIn {
-                component,
-                session,
-                copy: Copy {
-                    chunk: 1,
-                    blocks,
-                    only_if: None,
-                    tickets: SetTickets { add: vec![ticket], forget: vec![ticket, ticket] },
-                },
-            },
+            copy_in(SetTickets::default()),
             client(4096, ClientIo::Read { len: 512 }),
             client(4096, ClientIo::Write { crcs, data: vec![data] }),
             client(512, ClientIo::Write { crcs: odd, data: vec![sectors] }),
@@ -1119,6 +1118,7 @@ mod tests {
             client(0, ClientIo::Discard { len: 4096 }),
             client(0, ClientIo::Extents { len: 1 << 40 }),
             client(0, ClientIo::Admit),
+            copy_in(SetTickets { add: vec![ticket], forget: vec![ticket, ticket] }),
             Request::Admin(b"{}".to_vec()),
         ]
     }
@@ -1246,7 +1246,7 @@ mod tests {
             of.map(|kind| kind.parse().expect("a number")).collect()
         };
         // None is missing: a kind without bytes here is one that nobody froze.
-        assert!(kinds("request ").into_iter().eq(1..=26), "{:?}", kinds("request "));
+        assert!(kinds("request ").into_iter().eq(1..=27), "{:?}", kinds("request "));
         assert!(kinds("reply ").into_iter().eq(1..=19), "{:?}", kinds("reply "));
     }
 

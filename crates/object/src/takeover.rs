@@ -497,8 +497,8 @@ async fn uncommitted<W: World, S: Components>(
     }
 }
 
-/// Makes one chunk equal on all active members: per block the highest seq wins (R7). `ops` are those
-/// that wrote it. Returns which of them had to be rolled back instead.
+/// Makes one chunk equal on all active members: per block the highest seq wins (R7). `ops` are
+/// those that wrote it. Returns which of them had to be rolled back instead.
 async fn reconcile<W: World, S: Components>(
     owner: &Owner<W, S>,
     chunk: u32,
