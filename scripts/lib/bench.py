@@ -1,17 +1,24 @@
-"""The data path of a three-host cluster on this machine, as ratios to the raw disk in the same
+"""The data path of a three-host cluster on this machine, beside the machine's limits in the same
 run.
 
 Three hosts as processes, two copies, durable acknowledgements, checksums on, one preconditioned
-volume through NBD over a Unix socket; beside it a raw file on the same disk, O_DIRECT and
-O_DIRECT + O_DSYNC. For each workload the systems take turns; a figure is the median over the
-rounds, a ratio the median of the rounds' own ratios: absolute figures drift, ratios of one run
-compare.
+volume through NBD over a Unix socket; beside it a raw file on the same disk with O_DIRECT and with
+O_DIRECT + O_DSYNC, the same file through qemu-nbd, and with --peers what a user would take instead.
+For each workload the systems take turns; a figure is the median over the rounds, a ratio the median
+of the rounds' own ratios: absolute figures drift, ratios of one run compare.
+
+Writes are measured twice: in a burst, which ends before the log is full, and sustained, after the
+log has wrapped at least three times and destage keeps up.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import statistics
+import platform
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -19,473 +26,540 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
-from cluster import Cluster
-from process import CommandFailed, Interrupted, Stack, raise_on_signals
+import peers
+import tables
+from cluster import ATOLL, Cluster
+from goals import FLOORS, GOALS, HALF, SUSTAINED, WORKLOADS, Results, headline, writes
+from measure import Fio, cpu_of, memory_mib
+from process import CommandFailed, Interrupted, Stack, raise_on_signals, run, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-HERTZ = os.sysconf("SC_CLK_TCK")
 VOLUME = "bench"
-
-WORKLOADS = {  # name: (rw, block size, depth, extra)
-    "rr4k_qd32": ("randread", "4k", 32, ()),
-    "rr4k_qd1": ("randread", "4k", 1, ()),
-    "rr256k_qd16": ("randread", "256k", 16, ()),
-    "sr1m_qd8": ("read", "1m", 8, ()),
-    "mix4k_qd32": ("randrw", "4k", 32, ("--rwmixread=70",)),
-    "mix64k_qd16": ("randrw", "64k", 16, ("--rwmixread=70",)),
-    "rw4k_qd32": ("randwrite", "4k", 32, ()),
-    "rw4k_qd1": ("randwrite", "4k", 1, ()),
-    "sw1m_qd8": ("write", "1m", 8, ()),
-}
-# What must be reached: workload -> (against, measure, bound). A latency's ratio is an upper bound.
-FLOORS = {
-    "rr4k_qd32": ("raw", "iops", 0.45),
-    "sr1m_qd8": ("raw", "MBps", 0.8),
-    "rw4k_qd32": ("dsync", "iops", 0.45),
-    "rw4k_qd1": ("dsync", "mean_us", 2.5),
-    "sw1m_qd8": ("dsync", "MBps", 0.3),
-}
-RSS_MIB, IDLE_PERCENT = 300, 1.0
+FULL = {"rounds": 3, "runtime": 10, "ramp": 2, "sustained": 120, "size": "4g", "disk_size": "32GiB"}
+QUICK = {"rounds": 1, "runtime": 4, "ramp": 1, "sustained": 0, "size": "1g", "disk_size": "16GiB"}
+QUICK_REPEATS_S = 40  # so far into a short run measurements may be repeated: it ends by 120 s
 FOREIGN_CORES = 0.3  # other work on the machine above this spoils a measurement
-SETTLE_S = 20.0
+SETTLED = 0.08  # of the log: its last segment always counts
+SETTLE_S, SETTLE_QUICK_S = 180.0, 6.0
+BURST_FILL = 0.6  # of the log: a burst ends here, before the store must destage without a pause
+BURST_RAMP_S = 1
+SUSTAINED_RAMP_S = 5
+WRAPS_S = 1800  # the log wraps within this, or the disk is too slow to say anything
+BALANCE_S, BALANCE_DRIFT = 20, 0.05  # the log's fill moves less than this between two such halves
+BALANCE_MOST_S = 120
+IDLE_S, IDLE_QUICK_S = 30, 6
+EXAMPLES = """examples:
+  scripts/bench                           everything but peers: an hour, two on a busy machine
+  scripts/bench --peers --check --json result.json --markdown result.md
+  scripts/bench --rounds 1 --sustained 0 --workloads rr4k_qd32,rw4k_qd32
+  scripts/bench --quick --check-floors    at most two minutes: did something break?
+"""
 
 
 def log(text):
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-# CPU, from /proc.
+def bytes_of(text):
+    """What "4g", "512m" or "16GiB" means."""
+    match = re.fullmatch(r"(\d+)([kmgt]?)(?:i?b)?", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text} is no size; 4g and 512m are")
+    return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
 
 
-def cpu_of(pid):
-    """CPU seconds of a process, all its threads; 0 once it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
-            fields = f.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / HERTZ
-    except (OSError, IndexError):
-        return 0.0
+def foreign_of(figures):
+    """Cores that other work took; where that is unknown nothing is held against the figures."""
+    return figures.get("foreign_cores", 0.0)
 
 
-def kernel_cpu():
-    """CPU seconds of every kernel thread by pid: disk completion, journal, softirqs."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as f:
-                    fields = f.read().rsplit(")", 1)[1].split()
-            except (OSError, IndexError):
-                continue
-            if fields[1] == "2":
-                found[name] = (int(fields[11]) + int(fields[12])) / HERTZ
-    return found
+class LogWatch:
+    """What the log of a volume's hosts did during a measurement; ends it at a fill."""
 
+    def __init__(self, bench, end_at=None):
+        self.bench, self.end_at = bench, end_at
+        self.before = bench.logged()
+        self.fills = []
 
-def machine_cpu():
-    """Busy CPU seconds of the whole machine."""
-    with open("/proc/stat", encoding="ascii") as f:
-        fields = [int(x) for x in f.readline().split()[1:]]
-    return sum(fields[i] for i in (0, 1, 2, 5, 6)) / HERTZ
+    def __call__(self, _):
+        self.fills.append(self.bench.fill())
+        return self.end_at is not None and self.fills[-1] >= self.end_at
 
-
-def memory_mib(pid, field):
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as f:
-        for line in f:
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
-class Fio:
-    """Runs fio on one target and accounts for the CPU of everybody involved."""
-
-    def __init__(self, stack, directory, runtime, ramp, size):
-        self.stack, self.directory = stack, directory
-        self.runtime, self.ramp, self.size = runtime, ramp, size
-
-    def _run(self, target, words, pids=()):
-        out = os.path.join(self.directory, "fio.json")
-        argv = [
-            "fio",
-            "--name=w",
-            *target,
-            *words,
-            f"--size={self.size}",
-            "--direct=1",
-            "--thread=1",
-            "--norandommap=1",
-            "--random_generator=tausworthe64",
-            "--group_reporting=1",
-            "--unified_rw_reporting=both",
-            "--percentile_list=50:99:99.9",
-            f"--output={out}",
-            "--output-format=json",
-        ]
-        errors = os.path.join(self.directory, "fio.log")
-        with open(errors, "wb") as err:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=err,
-                stderr=err,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        samples = []
-        try:
-            while True:
-                samples.append(
-                    (
-                        time.monotonic(),
-                        sum(map(cpu_of, pids)),
-                        cpu_of(child.pid),
-                        machine_cpu(),
-                        kernel_cpu(),
-                    )
-                )
-                try:
-                    child.wait(0.5)
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() - samples[0][0] > 900:
-                        raise RuntimeError("fio does not end") from None
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        try:
-            with open(out, encoding="utf-8") as f:
-                text = f.read()
-            job = json.loads(text[text.index("{") :])["jobs"][0]
-        except (OSError, ValueError, LookupError):
-            job = {"error": "no report"}
-        if child.returncode or job.get("error"):
-            with open(errors, encoding="utf-8", errors="replace") as f:
-                raise RuntimeError(f"fio ended with {child.returncode}: {f.read()[-800:]}")
-        return job, samples
-
-    def precondition(self, target):
-        """Writes everything once, so that nothing measured allocates."""
-        self._run(target, ["--rw=write", "--bs=1m", "--iodepth=8", "--end_fsync=1"])
-
-    def measure(self, target, workload, pids=()):
-        """One workload; the same figures as every system gets, CPU in microseconds per I/O."""
-        rw, size, depth, extra = WORKLOADS[workload]
-        job, samples = self._run(
-            target,
-            [
-                f"--rw={rw}",
-                f"--bs={size}",
-                f"--iodepth={depth}",
-                *extra,
-                "--time_based=1",
-                f"--runtime={self.runtime}",
-                f"--ramp_time={self.ramp}",
-                "--randrepeat=0",
-            ],
-            pids,
-        )
-        mixed = job["mixed"]
-        if not mixed["total_ios"]:
-            raise RuntimeError(f"fio did nothing in {workload}")
-        percentiles = mixed["clat_ns"].get("percentile", {})
-        # The middle of the run: neither the ramp nor fio's own end is charged to anybody.
-        first, last = samples[0][0] + self.ramp + 0.5, samples[-1][0] - 0.7
-        window = [s for s in samples if first <= s[0] <= last]
-        figures = {
-            "iops": mixed["iops"],
-            "MBps": mixed["bw_bytes"] / 1e6,
-            "mean_us": mixed["lat_ns"]["mean"] / 1000,
-            "p50_us": percentiles.get("50.000000", 0) / 1000,
-            "p99_us": percentiles.get("99.000000", 0) / 1000,
-            "p999_us": percentiles.get("99.900000", 0) / 1000,
-        }
-        if len(window) >= 2:
-            a, b = window[0], window[-1]
-            seconds = b[0] - a[0]
-            kernel = sum(max(0.0, cpu - a[4].get(pid, 0.0)) for pid, cpu in b[4].items())
-            daemons, client, machine = (b[i] - a[i] for i in (1, 2, 3))
-            per_io = 1e6 / (mixed["iops"] * seconds)
-            figures |= {
-                "cpu_us": (daemons + client + kernel) * per_io,
-                "daemon_cpu_us": daemons * per_io,
-                "foreign_cores": max(0.0, machine - daemons - client - kernel) / seconds,
-            }
-        return figures
+    def figures(self):
+        wraps = self.bench.wraps_since(self.before)
+        if not self.fills:
+            return {"wraps": wraps}
+        begin, end, most = self.fills[0], self.fills[-1], max(self.fills)
+        return {"wraps": wraps, "fill_begin": begin, "fill_end": end, "fill_most": most}
 
 
 class Bench:
     def __init__(self, options, stack):
-        self.options = options
+        self.options, self.stack = options, stack
+        self.begun = time.monotonic()
         self.directory = stack.directory("atoll-bench-", parent=options.dir)
-        self.fio = Fio(stack, self.directory, options.runtime, options.ramp, options.size)
+        self.fio = Fio(self.directory, options.size)
         self.cluster = Cluster(
             stack, os.path.join(self.directory, "c"), disk_size=options.disk_size
         )
         os.mkdir(self.cluster.directory)
-        raw = os.path.join(self.directory, "raw.img")
-        plain = ["--ioengine=io_uring", f"--filename={raw}"]
+        self.raw = os.path.join(self.directory, "raw.img")
+        self.qemu_nbd = None
+        plain = ["--ioengine=io_uring", f"--filename={self.raw}"]
+        qemu_socket = os.path.join(self.directory, "qemu-nbd.sock")
         self.targets = {
             "raw": plain,
             "dsync": [*plain, "--sync=dsync"],
+            "qemu-nbd": ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={qemu_socket}"],
             "atoll": ["--ioengine=nbd", f"--uri={self.cluster.uri(1, VOLUME)}"],
         }
-        self.results = {}  # (system, workload) -> [figures of each round]
+        self.qemu_socket = qemu_socket
+        self.holders = []  # hosts with a copy of the volume
+        self.syscalls = {}  # by workload: counted once in a run
+        self.results = Results()
+
+    # The systems.
 
     def pids(self):
         return [pid for pid in map(self.cluster.pid, range(1, 4)) if pid]
 
+    def daemons(self, system):
+        if system == "atoll":
+            return self.pids()
+        return [self.qemu_nbd.pid] if system == "qemu-nbd" else []
+
     def prepare(self):
+        options = self.options
         log("starting three hosts, making a volume with two copies")
         self.cluster.begin()
         if "mirror" not in {p["name"] for p in self.cluster.get("policy", "list")}:
             self.cluster.cli("policy", "create", "mirror", "--failures-to-tolerate", "1")
-        self.cluster.cli(
-            "volume",
-            "create",
-            VOLUME,
-            self.options.size.upper().replace("G", "GiB"),
-            "--policy",
-            "mirror",
-        )
+        size = str(bytes_of(options.size) >> 20) + "MiB"
+        self.cluster.cli("volume", "create", VOLUME, size, "--policy", "mirror")
         for system in ("raw", "atoll"):
             begun = time.monotonic()
             self.fio.precondition(self.targets[system])
-            log(f"{system}: preconditioned {self.options.size} in {time.monotonic() - begun:.0f} s")
+            log(f"{system}: preconditioned {options.size} in {time.monotonic() - begun:.0f} s")
+        groups = self.cluster.get("group", "list")
+        self.holders = [int(g["host"].removeprefix("host")) for g in groups if g["components"]]
+        if not options.quick:
+            self.start_qemu_nbd()
         self.settle()
 
+    def start_qemu_nbd(self):
+        argv = ["qemu-nbd", "-f", "raw", "-k", self.qemu_socket, "-x", "", "--cache=none"]
+        argv += ["--aio=io_uring", "-t", "-e", "4", self.raw]
+        errors = os.path.join(self.directory, "qemu-nbd.log")
+        self.qemu_nbd = self.stack.spawn(argv, log=errors)
+
+        def answers():
+            if self.qemu_nbd.poll() is not None:
+                with open(errors, encoding="utf-8", errors="replace") as f:
+                    raise RuntimeError(f"qemu-nbd ended: {f.read()[-400:]}")
+            with socket.socket(socket.AF_UNIX) as connection:
+                return connection.connect_ex(self.qemu_socket) == 0
+
+        wait_until("qemu-nbd to answer", answers, 15)
+
+    # The log.
+
+    def fill(self):
+        return max(self.cluster.metric("atoll_group_log_fill_ratio", h) for h in self.holders)
+
+    def logged(self):
+        """Bytes that each holder has written to its log."""
+        name = "atoll_group_log_written_bytes_total"
+        return {h: self.cluster.metric(name, h) for h in self.holders}
+
+    def wraps_since(self, before):
+        """How often the log has been written all through since, on the host that wrote least."""
+        return min(
+            (bytes_now - before[h]) / self.cluster.metric("atoll_group_log_bytes", h)
+            for h, bytes_now in self.logged().items()
+        )
+
     def settle(self):
-        """Waits until the hosts have moved what was acknowledged to where it stays, or 20 s."""
-        until = time.monotonic() + SETTLE_S
-        while time.monotonic() < until:
-            fills = [g["log_fill_percent"] for g in self.cluster.get("group", "list")]
-            if max(fills, default=0) <= 5:
-                return
-            time.sleep(0.5)
+        """Waits until the hosts have moved what was acknowledged to where it stays."""
+        limit = SETTLE_QUICK_S if self.options.quick else SETTLE_S
+        with contextlib.suppress(TimeoutError):
+            return wait_until("the log to be empty", lambda: self.fill() <= SETTLED, limit, 0.25)
+        return log(f"the log is still {100 * self.fill():.0f} % full after {limit:.0f} s: going on")
+
+    def wrap(self):
+        """Fills the log until it has wrapped and as much leaves it as enters. Returns the wraps."""
+        before, fills, seen = self.logged(), [], {}
+
+        def enough():
+            fills.append(self.fill())
+            seen["wraps"] = self.wraps_since(before)
+            if seen["wraps"] < self.options.wraps:
+                return False
+            seen.setdefault("since", time.monotonic())
+            if time.monotonic() - seen["since"] > BALANCE_MOST_S:
+                return True
+            last, half = fills[-BALANCE_S:], BALANCE_S // 2
+            drift = abs(sum(last[:half]) - sum(last[half:])) / half
+            return len(last) == BALANCE_S and drift < BALANCE_DRIFT
+
+        begun = time.monotonic()
+        self.fio.write_until(self.targets["atoll"], "rw4k_qd32", enough, WRAPS_S)
+        log(
+            f"the log has wrapped {seen['wraps']:.1f} times in {time.monotonic() - begun:.0f} s; "
+            f"it is {100 * fills[-1]:.0f} % full"
+        )
+        return seen["wraps"]
+
+    # Measurements.
+
+    def may_repeat(self):
+        """A short run keeps its time; each figure in it is a rough one anyway."""
+        return not self.options.quick or time.monotonic() - self.begun < QUICK_REPEATS_S
+
+    def measured(self, system, workload, runtime, ramp, burst=True, label=None, extra=()):
+        """One measurement, repeated once if other work spoiled it; the better one counts."""
+        label, tries = label or workload, []
+        while True:
+            watch = None
+            if system == "atoll" and writes(workload):
+                if burst:
+                    self.settle()
+                watch = LogWatch(self, BURST_FILL if burst else None)
+            figures = self.fio.measure(
+                self.targets[system],
+                workload,
+                runtime,
+                ramp,
+                self.daemons(system),
+                watch,
+                extra,
+                period_s=0.25 if burst else 0.5,
+            )
+            if watch:
+                figures |= watch.figures()
+            tries.append(figures)
+            foreign = foreign_of(figures)
+            if foreign <= FOREIGN_CORES or len(tries) == 2 or not self.may_repeat():
+                break
+            log(f"{label} {system}: other work took {foreign:.1f} cores; once more")
+        best = min(tries, key=foreign_of)
+        log(
+            f"{label:<20} {system:<8} {best['iops']:>9,.0f} IOPS {best['MBps']:>7,.0f} MB/s  "
+            f"mean {best['mean_us']:>7,.0f} us  p99.9 {best['p999_us']:>8,.0f} us"
+        )
+        return best
+
+    def systems(self, workload):
+        """Those that a workload is measured on; a short run has only what its bounds need."""
+        if self.options.quick:
+            against = {b.against for b in FLOORS + GOALS if b.workload == workload and b.against}
+            return [*sorted(against or {"raw"}), "atoll"]
+        return ["raw", *(["dsync"] if writes(workload) else []), "qemu-nbd", "atoll"]
 
     def round(self, number):
-        systems = ["raw", "dsync", "atoll"]
-        systems = systems[number % 3 :] + systems[: number % 3]
+        log(f"round {number + 1} of {self.options.rounds}")
         for workload in self.options.workloads:
-            for system in systems:
-                if system == "dsync" and WORKLOADS[workload][0] in ("randread", "read"):
+            systems = self.systems(workload)
+            turn = number % len(systems)
+            for system in systems[turn:] + systems[:turn]:
+                ramp = self.options.ramp
+                if system == "atoll" and writes(workload):
+                    ramp = min(ramp, BURST_RAMP_S)  # what fills the log should be measured
+                figures = self.measured(system, workload, self.options.runtime, ramp)
+                if system == "atoll":
+                    figures |= self.syscalls_of(workload)
+                self.results.add(system, workload, figures)
+        if self.options.sustained:
+            self.sustained()
+        for name in self.options.peers:
+            self.peer(name)
+
+    def syscalls_of(self, workload):
+        if workload not in self.syscalls and not self.options.quick:
+            if writes(workload):
+                self.settle()
+            self.syscalls[workload] = self.fio.count_syscalls(
+                self.targets["atoll"], workload, self.pids(), ramp=1
+            )
+        return self.syscalls.get(workload, {})
+
+    def sustained(self):
+        """Writes with a log that has wrapped, between two measurements of the raw file."""
+        names = [w for w in SUSTAINED if w in self.options.workloads]
+        if not names:
+            return
+
+        def limits():
+            return {
+                w: self.measured("dsync", w, self.options.runtime, self.options.ramp) for w in names
+            }
+
+        def measured(workload, label, extra=()):
+            figures = self.measured(
+                "atoll", workload, self.options.sustained, SUSTAINED_RAMP_S, False, label, extra
+            )
+            figures["wraps_before"] = wraps
+            self.results.add("atoll", label, figures)
+            return figures
+
+        before = limits()
+        wraps = self.wrap()
+        for workload in names:
+            figures = measured(workload, f"{workload} sustained")
+            if HALF.startswith(workload + " "):
+                rate = max(1, int(figures["iops"] / 2))
+                half = measured(workload, HALF, (f"--rate_iops={rate}",))
+                half["asked_iops"] = rate
+                if half["iops"] < 0.95 * rate:
+                    log(f"{rate} IOPS were asked for: it fell behind, so this is no half load")
+        self.settle()
+        after = limits()
+        for workload in names:
+            pair = before[workload], after[workload]
+            mean = {
+                m: sum(figures[m] for figures in pair) / 2
+                for m in before[workload]
+                if all(figures.get(m) is not None for figures in pair)
+            }
+            self.results.add("dsync", f"{workload} sustained", mean)
+
+    def peer(self, name):
+        """A peer on all workloads, and again on those that other work spoiled."""
+        found, workloads = {}, self.options.workloads
+        for _ in range(2):
+            log(f"peer {name}")
+            self.settle()
+            for workload, figures in peers.measure(
+                name, workloads, REPOSITORY, self.stack, self.directory, self.options
+            ):
+                if "error" in figures:
+                    log(f"{workload:<20} {name:<8} failed: {figures['error']}")
                     continue
-                pids = self.pids() if system == "atoll" else ()
-                for attempt in range(2):
-                    if system == "atoll":
-                        self.settle()
-                    figures = self.fio.measure(self.targets[system], workload, pids)
-                    if figures.get("foreign_cores", 0) <= FOREIGN_CORES or attempt:
-                        break
-                    log(
-                        f"{workload} {system}: other work took {figures['foreign_cores']:.1f} cores; once more"
-                    )
-                self.results.setdefault((system, workload), []).append(figures)
+                found.setdefault(workload, []).append(figures)
                 log(
-                    f"round {number + 1}  {workload:<12} {system:<6} {figures['iops']:>9,.0f} IOPS "
-                    f"{figures['MBps']:>7,.0f} MB/s  mean {figures['mean_us']:>6,.0f} us"
+                    f"{workload:<20} {name:<8} {figures['iops']:>9,.0f} IOPS "
+                    f"{figures['MBps']:>7,.0f} MB/s  mean {figures['mean_us']:>7,.0f} us"
                 )
+            workloads = [w for w, tries in found.items() if foreign_of(tries[-1]) > FOREIGN_CORES]
+            if not workloads:
+                break
+            log(f"other work spoiled {', '.join(workloads)}")
+        for workload, tries in found.items():
+            self.results.add(name, workload, min(tries, key=foreign_of))
 
     def idle(self):
         """Percent of a core that the busiest host uses when nothing asks it for anything."""
         self.settle()
-        time.sleep(3)
+        time.sleep(1 if self.options.quick else 5)
         pids = self.pids()
         before, begun = {pid: cpu_of(pid) for pid in pids}, time.monotonic()
-        time.sleep(10)
+        time.sleep(IDLE_QUICK_S if self.options.quick else IDLE_S)
         return max(100 * (cpu_of(pid) - before[pid]) / (time.monotonic() - begun) for pid in pids)
 
     def run(self):
         self.prepare()
         for number in range(self.options.rounds):
             self.round(number)
-        memory = max(memory_mib(pid, "VmRSS") for pid in self.pids())
-        peak = max(memory_mib(pid, "VmHWM") for pid in self.pids())
-        return {"rss_mib": memory, "rss_peak_mib": peak, "idle_percent": self.idle()}
-
-    def median(self, system, workload, measure):
-        values = [r[measure] for r in self.results.get((system, workload), []) if measure in r]
-        return statistics.median(values) if values else None
-
-    def ratio(self, workload, against, measure):
-        """The median of the rounds' own ratios."""
-        pairs = zip(self.results[("atoll", workload)], self.results[(against, workload)])
-        return statistics.median(mine[measure] / theirs[measure] for mine, theirs in pairs)
+        self.results.process = {
+            "rss_mib": max(memory_mib(pid, "VmRSS") for pid in self.pids()),
+            "rss_peak_mib": max(memory_mib(pid, "VmHWM") for pid in self.pids()),
+            "idle_percent": self.idle(),
+        }
+        return self.results
 
 
-def report(bench, process):
-    """Prints the table; returns (the machine-readable result, names of floors that were missed)."""
-    options, missed, rows = bench.options, [], []
-    print(
-        f"\n3 hosts on one machine, 2 copies, durable; {options.size} volume, {options.rounds} round(s) of "
-        f"{options.runtime} s after {options.ramp} s\n"
+def machine():
+    """What the figures were measured on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+        model = next((x.split(":", 1)[1].strip() for x in f if x.startswith("model name")), "?")
+    with open("/proc/meminfo", encoding="ascii") as f:
+        memory = int(f.readline().split()[1]) >> 20
+    described = subprocess.run(
+        ["git", "-C", REPOSITORY, "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    print(
-        f"{'workload':<12}{'raw O_DIRECT':>14}{'raw O_DSYNC':>14}{'atoll':>12}{'mean us':>10}{'p99 us':>11}"
-        f"{'CPU us/IO':>11}{'ratio':>8}  bound"
-    )
-    for workload in options.workloads:
-        against, measure, bound = FLOORS.get(workload, ("raw", "iops", None))
-        shown = "MBps" if WORKLOADS[workload][1] not in ("4k",) else "iops"
-
-        def cell(system):
-            value = bench.median(system, workload, shown)
-            if value is None:
-                return "-"
-            return f"{value:,.0f} MB/s" if shown == "MBps" else f"{value:,.0f}"
-
-        ratio = bench.ratio(workload, against, measure)
-        verdict = ""
-        if bound is not None:
-            upper = measure == "mean_us"
-            holds = ratio <= bound if upper else ratio >= bound
-            verdict = f"{'<=' if upper else '>='} {bound:g}" + ("" if holds else " MISSED")
-            if not holds:
-                missed.append(
-                    f"{workload}: {ratio:.2f}, must be {'at most' if upper else 'at least'} {bound:g}"
-                )
-        cpu = bench.median("atoll", workload, "cpu_us")
-        print(
-            f"{workload:<12}{cell('raw'):>14}{cell('dsync'):>14}{cell('atoll'):>12}"
-            f"{bench.median('atoll', workload, 'mean_us'):>10,.0f}{bench.median('atoll', workload, 'p99_us'):>11,.0f}"
-            f"{'-' if cpu is None else f'{cpu:.1f}':>11}{ratio:>8.2f}  {verdict}"
-        )
-        rows.append(
-            {
-                "workload": workload,
-                "against": against,
-                "measure": measure,
-                "ratio": ratio,
-                "bound": bound,
-                **{
-                    system: {
-                        m: bench.median(system, workload, m)
-                        for m in (
-                            "iops",
-                            "MBps",
-                            "mean_us",
-                            "p50_us",
-                            "p99_us",
-                            "p999_us",
-                            "cpu_us",
-                            "daemon_cpu_us",
-                        )
-                    }
-                    for system in ("raw", "dsync", "atoll")
-                    if (system, workload) in bench.results
-                },
-            }
-        )
-    print()
-    for name, value, bound, unit in (
-        ("memory of a host process", process["rss_mib"], RSS_MIB, "MiB"),
-        ("idle CPU of a host process", process["idle_percent"], IDLE_PERCENT, "% of a core"),
-    ):
-        holds = value < bound
-        print(
-            f"{name:<28}{value:>8.1f} {unit}, must be under {bound:g}"
-            + ("" if holds else " MISSED")
-        )
-        if not holds:
-            missed.append(f"{name}: {value:.1f} {unit}, must be under {bound:g}")
     return {
-        "options": {k: getattr(options, k) for k in ("size", "rounds", "runtime", "ramp")},
-        "workloads": rows,
-        "process": process,
-        "missed": missed,
-    }, missed
+        "date": time.strftime("%Y-%m-%d"),
+        "cpus": os.cpu_count(),
+        "cpu": model,
+        "memory_gib": memory,
+        "kernel": platform.release(),
+        "fio": run(["fio", "--version"]).stdout.strip(),
+        "atoll": run([ATOLL, "--version"]).stdout.strip(),
+        "source": described.stdout.strip() or "?",
+    }
 
 
-def peers(options):
-    """The competitors of the workplace, one after the other, on the same workloads."""
-    place = os.path.join(os.path.dirname(REPOSITORY), "shared", "peers")
-    if not os.path.isdir(place):
-        log(f"no harness for peers at {place}: skipped")
-        return
-    words = [
-        "--workloads",
-        ",".join(options.workloads),
-        "--runtime",
-        str(options.runtime),
-        "--ramp",
-        str(options.ramp),
-        "--size",
-        options.size,
-    ]
-    for name, more in (("ceph", ["--client", "rbd"]), ("gluster", [])):
-        log(f"peer {name}")
-        done = subprocess.run(
-            [os.path.join(place, name), *more, *words],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        for line in done.stdout.splitlines():
-            figures = json.loads(line)
-            if "error" in figures:
-                print(f"{figures['config']:<24}{figures['workload']:<12} {figures['error']}")
-            else:
-                print(
-                    f"{figures['peer'] + ' ' + figures['config']:<24}{figures['workload']:<12}{figures['iops']:>10,.0f} IOPS"
-                    f"{figures['MBps']:>8,.0f} MB/s  mean {figures['mean_us']:>7,.0f} us  CPU "
-                    f"{1000 * figures.get('total_cpu_s_per_1k', 0):>7.1f} us/IO"
-                )
+def conditions(options, where):
+    """The sentence above the tables."""
+    sustained = f"sustained {options.sustained} s after {options.wraps:g} wraps of the log; "
+    return (
+        f"{where['date']}, {where['atoll']} ({where['source']}); {where['cpus']} CPUs "
+        f"({where['cpu']}), {where['memory_gib']} GiB, Linux {where['kernel']}, {where['fio']}; "
+        f"3 hosts on this machine, 2 copies, durable, checksums on; volume {options.size}, disks "
+        f"{options.disk_size}; {options.rounds} round(s) of {options.runtime} s after "
+        f"{options.ramp} s; {sustained if options.sustained else ''}medians over the rounds.\n"
+        f"*Atoll to it*: IOPS, MB/s from 64 KiB on, the mean latency at depth 1."
+    )
 
 
-def main():
+def room_needed(options):
+    """Bytes that a run takes at most: the raw file, two copies, the hosts' logs and metadata."""
+    size = bytes_of(options.size)
+    mine = 3 * size + 3 * (bytes_of(options.disk_size) // 20) + (1 << 30)
+    return mine + (2 * size + (4 << 30) if options.peers else 0)
+
+
+def parse(argv=None):
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=__doc__,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+    def option(name, kind, what):
+        key = name.replace("-", "_")
+        parser.add_argument(f"--{name}", type=kind, help=f"{what} (default {FULL[key]})")
+
     parser.add_argument("what", nargs="?", default="data-path", choices=["data-path"])
     parser.add_argument(
-        "--quick", action="store_true", help="one short round of the workloads that have a bound"
+        "--quick",
+        action="store_true",
+        help="one short round of the workloads that have a floor: at most two minutes",
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runtime", type=int, default=8, help="measured seconds of a workload")
-    parser.add_argument("--ramp", type=int, default=2, help="seconds before them")
-    parser.add_argument("--size", default="4g", help="of the volume and the raw file")
-    parser.add_argument("--disk-size", default="16GiB", help="of each host's disk")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma list")
+    option("rounds", int, "how often everything is measured")
+    option("runtime", int, "measured seconds of a workload")
+    option("ramp", int, "seconds before them")
+    option("sustained", int, "measured seconds of a sustained write; 0: none")
+    parser.add_argument(
+        "--wraps", type=float, default=3.0, help="of the log, before them (default 3)"
+    )
+    option("size", str, "of the volume and the raw file")
+    option("disk-size", str, "of each host's disk; a twentieth of it is the log")
+    parser.add_argument(
+        "--workloads", metavar="A,B", help=f"some of: {', '.join(WORKLOADS)} (default all)"
+    )
     parser.add_argument(
         "--dir", default="/var/tmp", help="where the disks are made: on the disk to measure"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything there too")
-    parser.add_argument("--check", action="store_true", help="exit status 1 if a bound is missed")
     parser.add_argument(
         "--peers",
-        action="store_true",
-        help="also run the competitors, where their harness is at hand",
+        nargs="?",
+        const="ceph",
+        default="",
+        metavar="A,B",
+        help=f"in each round also {' or '.join(peers.PEERS)} (default ceph), by shared/peers",
     )
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.runtime, options.ramp = 1, 5, 1
-        options.workloads = ",".join(w for w in WORKLOADS if w in FLOORS)
-    options.workloads = options.workloads.split(",")
+    parser.add_argument("--json", metavar="FILE", help="write every figure of every round there")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables there")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a goal is missed")
+    parser.add_argument(
+        "--check-floors", action="store_true", help="exit status 1 if a floor is missed"
+    )
+    options = parser.parse_args(argv)
+    for key, value in (QUICK if options.quick else FULL).items():
+        if getattr(options, key) is None:
+            setattr(options, key, value)
+    some = {b.workload for b in FLOORS} if options.quick else WORKLOADS
+    default = ",".join(w for w in WORKLOADS if w in some)
+    options.workloads = (options.workloads or default).split(",")
     unknown = [w for w in options.workloads if w not in WORKLOADS]
     if unknown:
         parser.error(f"no workload {unknown[0]}; there are {', '.join(WORKLOADS)}")
+    options.peers = [name for name in options.peers.split(",") if name]
+    for name in options.peers:
+        reason = peers.lacking(name, REPOSITORY)
+        if reason:
+            parser.error(f"--peers: {reason}")
+    if min(options.rounds, options.runtime) < 1 or min(options.ramp, options.sustained) < 0:
+        parser.error("rounds and runtime are at least 1, ramp and sustained at least 0")
+    for program in ("fio", *(() if options.quick else ("qemu-nbd",))):
+        if shutil.which(program) is None:
+            parser.error(f"{program} is not installed")
+    try:
+        room, free = room_needed(options), shutil.disk_usage(options.dir).free
+    except (argparse.ArgumentTypeError, OSError) as error:
+        parser.error(str(error))
+    if free < room:
+        parser.error(f"{options.dir} has {free >> 30} GiB free, this needs up to {room >> 30}")
+    return options
+
+
+def judge(options, results):
+    """Title -> what is held against it; the short run shows floors, every other goals."""
+    judged = {}
+    if options.check or not (options.quick or options.check_floors):
+        judged["goal"] = results.judge(GOALS)
+    if options.quick or options.check_floors:
+        judged["floor"] = results.judge(FLOORS)
+    return judged
+
+
+def write(options, results, judged, where):
+    """The files that were asked for."""
+    if options.json:
+        shown = {
+            "machine": where,
+            "options": {k: getattr(options, k) for k in (*FULL, "wraps", "workloads", "quick")},
+            "rounds": [
+                {"system": s, "workload": w, "rounds": r} for (s, w), r in results.rounds.items()
+            ],
+            "ratios": [
+                {
+                    "workload": workload,
+                    "against": system,
+                    "measure": headline(workload),
+                    "ratio": results.ratio(workload, system, headline(workload)),
+                }
+                for system, workload in results.rounds
+                if system != "atoll"
+            ],
+            "process": results.process,
+            "bounds": [
+                {"kind": kind, "bound": b.text, "limit": b.limit_text, "value": v, "verdict": held}
+                for kind, bounds in judged.items()
+                for b, v, held in bounds
+            ],
+        }
+        with open(options.json, "w", encoding="utf-8") as f:
+            json.dump(shown, f, indent=1)
+    if options.markdown:
+        text = tables.document(results, judged, conditions(options, where), tables.markdown)
+        with open(options.markdown, "w", encoding="utf-8") as f:
+            f.write(text)
+
+
+def main():
+    options = parse()
     raise_on_signals()
     try:
         with Stack() as stack:
-            bench = Bench(options, stack)
-            result, missed = report(bench, bench.run())
-        if options.json:
-            with open(options.json, "w", encoding="utf-8") as f:
-                json.dump(result, f, indent=1)
-        if options.peers:
-            peers(options)
-    except (RuntimeError, CommandFailed, TimeoutError) as error:
+            results = Bench(options, stack).run()
+        where = machine()
+        judged = judge(options, results)
+        text = tables.document(results, judged, conditions(options, where), tables.plain)
+        print("\n" + text, flush=True)
+        write(options, results, judged, where)
+    except (RuntimeError, CommandFailed, TimeoutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Interrupted as signal:
         print(f"interrupted ({signal})", file=sys.stderr)
         return 130
-    for line in missed:
-        print(f"missed: {line}")
-    return 1 if missed and options.check else 0
+    failed = False
+    for kind, asked in (("goal", options.check), ("floor", options.check_floors)):
+        for bound, value, verdict in judged.get(kind, ()):
+            if verdict == "MISSED":
+                shown = "no figure" if value is None else f"{value:.2f}{bound.unit}"
+                spoiled = results.foreign(bound.workload)
+                print(
+                    f"missed {kind}: {bound.text}: {shown}, must be {bound.limit_text}"
+                    + (f" (other work took {spoiled:.1f} cores)" * (spoiled > FOREIGN_CORES))
+                )
+                failed |= asked
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, READ_DEADLINE, RETRY_EVERY};
 use crate::message::{ClientIo, ClientRequest, Reply, Request, client_crcs};
 use crate::objects::{Objects, Route};
-use crate::owner::Fail;
+use crate::owner::{Fail, Owner};
 use crate::takeover::{TakeoverError, load};
 use atoll_format::id::{ClientId, HostId, ObjectId, Ticket};
 use atoll_format::op::OpKind;
@@ -205,7 +205,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                             "its owner stopped".to_string()
                         }
                         Attempt::NotOwner => {
-                            self.on_not_owner(host, &mut not_owner_since).await;
+                            Box::pin(self.on_not_owner(host, &mut not_owner_since)).await;
                             "its owner has changed".to_string()
                         }
                     }
@@ -248,17 +248,9 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                     if self.0.admission.get().is_none() {
                         self.0.admission.set(Some(owner.admit()));
                     }
-                    let change = change.clone();
-                    let work = async {
-                        match change {
-                            Change::Write { crcs, data } => {
-                                owner.write(at, crcs, data, ticket).await
-                            }
-                            Change::Clear { kind, len } => owner.clear(kind, at, len, ticket).await,
-                        }
-                    };
+                    let work = carry_out(&owner, at, change.clone(), ticket);
                     let result = if retry {
-                        owner.write_once(ticket, retry, at, work).await
+                        Box::pin(owner.write_once(ticket, retry, at, work)).await
                     } else {
                         work.await
                     };
@@ -276,7 +268,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                         }
                         Change::Clear { len, .. } => ClientIo::Zero { len: len as u32 },
                     };
-                    if let Err(attempt) = self.be_admitted(host).await {
+                    if let Err(attempt) = Box::pin(self.be_admitted(host)).await {
                         return attempt;
                     }
                     match self.ask(host, ticket, retry, at, io).await {
@@ -384,6 +376,19 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         if let Ok((record, _)) = load(self.world(), self.0.id).await {
             self.0.size_bytes.set(record.size_bytes);
         }
+    }
+}
+
+/// A change by the owner on this host.
+async fn carry_out<W: World, S: Components>(
+    owner: &Owner<W, S>,
+    at: u64,
+    change: Change,
+    ticket: Ticket,
+) -> Result<(), Fail> {
+    match change {
+        Change::Write { crcs, data } => owner.write(at, crcs, data, ticket).await,
+        Change::Clear { kind, len } => Box::pin(owner.clear(kind, at, len, ticket)).await,
     }
 }
 

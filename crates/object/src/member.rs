@@ -155,6 +155,13 @@ impl<W: World, S: Components> Members<W, S> {
             Request::Read { component, epoch, range } => {
                 Reply::Blocks(self.open(component, epoch)?.read(component, range).await?)
             }
+            request => Box::pin(self.carry_out_rarer(from, request)).await?,
+        })
+    }
+
+    /// What is asked for less often, set apart: an append takes no memory for these.
+    async fn carry_out_rarer(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
+        Ok(match request {
             Request::CopyIn { component, session, copy } => {
                 Reply::Copied(self.attached(component)?.copy_in(component, session, copy).await?)
             }
@@ -243,7 +250,10 @@ impl<W: World, S: Components> Members<W, S> {
                 self.open(component, epoch)?.grow(component, blocks).await?;
                 Reply::Done
             }
-            Request::Client(_) | Request::Admin(_) => {
+            Request::Append { .. }
+            | Request::Read { .. }
+            | Request::Client(_)
+            | Request::Admin(_) => {
                 return Err(StoreError::Malformed("not a member's request"));
             }
         })

@@ -257,7 +257,12 @@ impl<W: World, S: Components> Service for HostService<W, S> {
         async move {
             let Some(ctx) = ctx else { return Reply::NotOwner };
             match request {
-                Request::Client(request) => Objects(ctx).serve_client(request).await,
+                // Set apart: every request, and most are appends, takes as much memory as the
+                // largest of those that are not.
+                Request::Client(request) => {
+                    let objects = Objects(ctx);
+                    Box::pin(async move { objects.serve_client(request).await }).await
+                }
                 Request::Admin(json) => {
                     let handler = ctx.admin.borrow().clone();
                     match handler {
@@ -476,9 +481,14 @@ impl<W: World, S: Components> Objects<W, S> {
 
     /// Where the object's I/O goes now; takes over if its owner is dead.
     pub(crate) async fn route(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
-        if let Some(owner) = self.0.owner(object) {
-            return Ok(Route::Local(owner));
+        match self.0.owner(object) {
+            Some(owner) => Ok(Route::Local(owner)),
+            None => Box::pin(self.find_owner(object)).await,
         }
+    }
+
+    /// The same, when this host is not the owner.
+    async fn find_owner(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
         let taking = self.0.taking.borrow().get(&object).map(Notify::notified);
         if let Some(taking) = taking {
             taking.await;

@@ -289,7 +289,8 @@ impl<W: World, S: Components> Owner<W, S> {
     ) -> Result<(), Fail> {
         let (kind, range, crcs, payload) = content;
         if kind == OpKind::Write && !leg.is_reserved(range.chunk()) {
-            self.reserve(leg, range.chunk()).await?;
+            // Once per chunk: not in the memory of every write.
+            Box::pin(self.reserve(leg, range.chunk())).await?;
         }
         if self.is_stopped() {
             return Err(Fail::Stopped);
@@ -472,7 +473,7 @@ impl<W: World, S: Components> Owner<W, S> {
             (crcs, if cut { vec![Buf::copy_all(&data)] } else { data })
         } else {
             sometimes!("owner.read_modify_write");
-            let whole = self.merge(&leg, place.offset, range, &data).await?;
+            let whole = Box::pin(self.merge(&leg, place.offset, range, &data)).await?;
             (block_crcs(&whole).collect(), vec![whole])
         };
         self.count_guest();

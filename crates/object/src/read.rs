@@ -120,7 +120,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 i += 1;
             }
             if !bad.is_empty() && !unreachable {
-                return self.read_block_by_block(leg, range, &readers).await;
+                return Box::pin(self.read_block_by_block(leg, range, &readers)).await;
             }
             if self.now().since(held_since) > HOLD {
                 let members = leg.members.borrow();

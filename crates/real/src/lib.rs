@@ -10,6 +10,7 @@ mod pool;
 mod shard;
 mod stream;
 mod tcp;
+mod timers;
 mod uring;
 mod vigil;
 

@@ -3,21 +3,16 @@
 //! Time is `CLOCK_BOOTTIME`: it goes on while the machine is suspended, so a lease runs out then
 //! too. All shards of a machine share it.
 
-use crate::{RealDisk, RealNet, uring, vigil};
+use crate::{RealDisk, RealNet, timers, uring, vigil};
 use atoll_world::{Directory, Nanos, World};
 use rand::rngs::{StdRng, SysRng};
 use rand::{Rng, SeedableRng};
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
-use std::future::{Future, pending};
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
-
-/// The runtime's timers stop while the machine is suspended. A long sleep looks at the right
-/// clock at least that often, so it ends at most this late.
-const SLEEP_MAX: Nanos = Nanos::from_secs(10);
 
 /// The real world. Lives on one thread, inside [`run`] or [`Shard::start`].
 pub struct RealWorld<D>(Rc<Inner<D>>);
@@ -58,19 +53,9 @@ pub fn unix_ms() -> u64 {
     u64::try_from(t.tv_sec).unwrap_or(0) * 1000 + t.tv_nsec.unsigned_abs() / 1_000_000
 }
 
-/// Returns at `at` or up to a few milliseconds later.
-pub async fn sleep_until(at: Nanos) {
-    if at == Nanos::NEVER {
-        // Whoever asked for this selects on something else.
-        return pending().await;
-    }
-    loop {
-        let left = at.since(now());
-        if left == Nanos::ZERO {
-            return;
-        }
-        tokio::time::sleep(Duration::from_nanos(left.min(SLEEP_MAX).0)).await;
-    }
+/// Returns at `at` or up to a few milliseconds later; inside [`run`] only.
+pub fn sleep_until(at: Nanos) -> impl Future<Output = ()> {
+    timers::Timer::at(at)
 }
 
 impl<D: Directory> World for RealWorld<D> {
@@ -85,7 +70,7 @@ impl<D: Directory> World for RealWorld<D> {
         unix_ms()
     }
     async fn sleep_until(&self, at: Nanos) {
-        sleep_until(at).await;
+        timers::Timer::at(at).await;
     }
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         tokio::task::spawn_local(task);
@@ -117,6 +102,7 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
     Ok(runtime.block_on(async {
         tokio::task::spawn_local(vigil::keep());
+        tokio::task::spawn_local(timers::keep());
         main.await
     }))
 }

@@ -216,33 +216,41 @@ impl<W: Clone, V: Clone> Clone for MeteredVolume<W, V> {
     }
 }
 
-/// An operation is under way until this is dropped.
-struct InFlight<'a>(&'a Cell<u32>);
+/// An operation of a client; under way until this is dropped.
+struct Running<'a, W, V> {
+    of: &'a MeteredVolume<W, V>,
+    begun: Nanos,
+}
 
-impl Drop for InFlight<'_> {
+impl<W, V> Drop for Running<'_, W, V> {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        let in_flight = &self.of.session.in_flight;
+        in_flight.set(in_flight.get() - 1);
     }
 }
 
-impl<W: World, V: Volume> MeteredVolume<W, V> {
-    async fn count<T>(
-        &self,
-        work: impl Future<Output = Result<T, VolumeError>>,
+impl<W: World, V: Volume> Running<'_, W, V> {
+    /// It has ended; `add` says what it was.
+    fn end<T>(
+        self,
+        done: Result<T, VolumeError>,
         add: impl Fn(&mut Totals, u64),
     ) -> Result<T, VolumeError> {
-        let begun = self.world.now();
-        self.session.in_flight.set(self.session.in_flight.get() + 1);
-        let _in_flight = InFlight(&self.session.in_flight);
-        let done = work.await;
-        let ns = self.world.now().since(begun).0;
-        for cell in [&self.session.totals, &self.meter.totals] {
+        let ns = self.of.world.now().since(self.begun).0;
+        for cell in [&self.of.session.totals, &self.of.meter.totals] {
             let mut totals = cell.get();
             add(&mut totals, ns);
             totals.errors += u64::from(done.is_err());
             cell.set(totals);
         }
         done
+    }
+}
+
+impl<W: World, V: Volume> MeteredVolume<W, V> {
+    fn begin(&self) -> Running<'_, W, V> {
+        self.session.in_flight.set(self.session.in_flight.get() + 1);
+        Running { of: self, begun: self.world.now() }
     }
 }
 
@@ -256,7 +264,8 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.read_bytes += u64::from(len);
             totals.read_ns += ns;
         };
-        self.count(self.inner.read(at, len), add).await
+        let running = self.begin();
+        running.end(self.inner.read(at, len).await, add)
     }
     async fn write(&self, at: u64, data: Vec<Buf>) -> Result<(), VolumeError> {
         let len = total_len(&data) as u64;
@@ -265,7 +274,8 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.write_bytes += len;
             totals.write_ns += ns;
         };
-        self.count(self.inner.write(at, data), add).await
+        let running = self.begin();
+        running.end(self.inner.write(at, data).await, add)
     }
     async fn flush(&self) -> Result<(), VolumeError> {
         self.inner.flush().await
@@ -275,14 +285,16 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.writes += 1;
             totals.write_ns += ns;
         };
-        self.count(self.inner.discard(at, len), add).await
+        let running = self.begin();
+        running.end(self.inner.discard(at, len).await, add)
     }
     async fn zero(&self, at: u64, len: u64, flags: ZeroFlags) -> Result<(), VolumeError> {
         let add = |totals: &mut Totals, ns| {
             totals.writes += 1;
             totals.write_ns += ns;
         };
-        self.count(self.inner.zero(at, len, flags), add).await
+        let running = self.begin();
+        running.end(self.inner.zero(at, len, flags).await, add)
     }
     async fn extents(&self, at: u64, len: u64, most: usize) -> Result<Vec<Extent>, VolumeError> {
         self.inner.extents(at, len, most).await
