@@ -66,7 +66,7 @@ impl Tables {
         rolled_back: &BTreeSet<Seq>,
     ) -> SetTickets {
         let mut set = SetTickets::default();
-        if mutant!("tickets.not_with_the_copy") {
+        if mutant!("tickets.not_with_the_copy") || mutant!("tickets.not_made_equal") {
             return set;
         }
         let table = &self.of[place];
