@@ -227,6 +227,9 @@ impl Medium {
         copy: &Copy,
     ) -> Result<u32, StoreError> {
         let c = self.in_session(id, session)?;
+        if !copy.tickets_fit() {
+            return Err(StoreError::Malformed("tickets of a copy"));
+        }
         let mut put = 0;
         for b in &copy.blocks {
             if b.block / BLOCKS_PER_CHUNK != copy.chunk || b.block >= c.spec.blocks {

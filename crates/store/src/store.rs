@@ -17,9 +17,8 @@ use atoll_format::superblock::Superblock;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, SEQ_MAX};
 use atoll_world::buf::total_len;
 use atoll_world::components::{
-    COPY_TICKETS_MAX, ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock,
-    GroupSpace, ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError,
-    StoreEvent,
+    ComponentOp, ComponentSpec, ComponentStatus, Components, Copy, CopyBlock, GroupSpace,
+    ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
 };
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Nanos, World, mutant, sometimes};
@@ -311,8 +310,7 @@ fn check_copy(c: &Component, copy: &Copy) -> Result<(), StoreError> {
     if copy.chunk >= chunks || copy.blocks.len() > BLOCKS_PER_CHUNK as usize {
         return Err(StoreError::Malformed("chunk of a copy"));
     }
-    let tickets = copy.tickets.len();
-    if tickets > COPY_TICKETS_MAX || tickets > 0 && copy.only_if.is_some() {
+    if !copy.tickets_fit() {
         return Err(StoreError::Malformed("tickets of a copy"));
     }
     let start = copy.chunk * BLOCKS_PER_CHUNK;

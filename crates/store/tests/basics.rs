@@ -313,6 +313,31 @@ fn copies_of_other_members_overwrite_also_downwards_or_only_what_they_expect() {
         let copy =
             Copy { chunk: 0, blocks: vec![wrong], only_if: None, tickets: SetTickets::default() };
         assert_eq!(store.copy_in(ID, session, copy).await, Err(StoreError::Damaged { block: 6 }));
+        // Tickets come and go with blocks, or not at all.
+        let ticket = |number| Ticket { client: ClientId(9), number, settled_below: 0 };
+        let copy = |blocks: &[CopyBlock], add: &[u32], forget: &[u32], only_if| Copy {
+            chunk: 0,
+            blocks: blocks.to_vec(),
+            only_if,
+            tickets: SetTickets {
+                add: add.iter().map(|&n| ticket(n)).collect(),
+                forget: forget.iter().map(|&n| ticket(n)).collect(),
+            },
+        };
+        let (one, many) = ([raw(7, 7, 7)], (1..=257).collect::<Vec<u32>>());
+        let refused = Err(StoreError::Malformed("tickets of a copy"));
+        for wrong in [
+            copy(&one, &many, &[], None),
+            copy(&[], &[1], &[], None),
+            copy(&one, &[1], &[], Some(Seq(7))),
+        ] {
+            assert_eq!(store.copy_in(ID, session, wrong).await, refused);
+        }
+        assert_eq!(store.applied(ID, ticket(1)), Ok(false));
+        assert_eq!(store.copy_in(ID, session, copy(&one, &many[..256], &[], None)).await, Ok(1));
+        assert_eq!(store.copy_in(ID, session, copy(&one, &[], &[3], None)).await, Ok(1));
+        let applied = [1, 3, 256].map(|number| store.applied(ID, ticket(number)));
+        assert_eq!(applied, [Ok(true), Ok(false), Ok(true)]);
     });
     m.world.pass(Nanos::from_secs(5));
     store.audit().expect("adds up");

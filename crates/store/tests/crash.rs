@@ -2,7 +2,7 @@
 
 mod common;
 
-use atoll_format::id::{ComponentId, Epoch, Seq, Session};
+use atoll_format::id::{ClientId, ComponentId, Epoch, Seq, Session, Ticket};
 use atoll_format::op::OpKind;
 use atoll_store::{Store, check};
 use atoll_world::Nanos;
@@ -27,6 +27,11 @@ struct Model {
     unsure: BTreeMap<u64, bool>,
     next_id: u64,
     acked_seq: BTreeMap<u64, u64>,
+    /// The versions of copies and the numbers of the tickets they brought, until something is
+    /// written over them.
+    copied: BTreeMap<(u64, u32), (u64, u32)>,
+    /// Copies so far.
+    copies: u32,
     /// Operations above every acknowledged one that a crash has swallowed: as this owner does not
     /// send them again, their numbers stay gaps.
     swallowed: BTreeSet<(u64, u64)>,
@@ -40,6 +45,7 @@ impl Model {
     fn began(&mut self, component: u64, first: u32, ids: &[u64]) {
         for (block, &id) in (first..).zip(ids) {
             self.blocks.entry((component, block)).or_insert_with(|| vec![0]).push(id);
+            self.copied.remove(&(component, block));
         }
     }
     fn done(&mut self, component: u64, first: u32, ids: &[u64]) {
@@ -49,6 +55,11 @@ impl Model {
             versions.drain(..at);
         }
     }
+}
+
+/// What a copy brings with it.
+fn copied_ticket(number: u32) -> Ticket {
+    Ticket { client: ClientId(77), number, settled_below: 0 }
 }
 
 type Shared = Rc<RefCell<Model>>;
@@ -138,9 +149,15 @@ impl Run {
             crc: atoll_format::checksum::crc(&bytes),
         };
         let blocks = vec![CopyBlock { block, tag, bytes: Some(bytes) }];
-        let copy =
-            Copy { chunk: block / 256, blocks, only_if: None, tickets: SetTickets::default() };
+        let number = {
+            let mut model = self.model.borrow_mut();
+            model.copies += 1;
+            model.copies
+        };
+        let tickets = SetTickets { add: vec![copied_ticket(number)], forget: Vec::new() };
+        let copy = Copy { chunk: block / 256, blocks, only_if: None, tickets };
         self.model.borrow_mut().began(component, block, &[id]);
+        self.model.borrow_mut().copied.insert((component, block), (id, number));
         self.store.copy_in(ComponentId(component), self.session(component), copy).await?;
         self.model.borrow_mut().done(component, block, &[id]);
         Ok(())
@@ -157,6 +174,7 @@ impl Run {
         model.unsure.remove(&component);
         model.sessions.remove(&component);
         model.blocks.retain(|(c, _), _| *c != component);
+        model.copied.retain(|(c, _), _| *c != component);
         model.seq.remove(&component);
         model.acked_seq.remove(&component);
         model.swallowed.retain(|(c, _)| *c != component);
@@ -184,6 +202,7 @@ fn verify(images: &[Image], model: &Shared, context: &str) -> Machine {
         } else {
             model.sessions.remove(&component);
             model.blocks.retain(|(c, _), _| *c != component);
+            model.copied.retain(|(c, _), _| *c != component);
             model.seq.remove(&component);
             model.acked_seq.remove(&component);
             model.swallowed.retain(|(c, _)| *c != component);
@@ -214,6 +233,11 @@ fn verify(images: &[Image], model: &Shared, context: &str) -> Machine {
             "{context}: {component} block {block}: {got} of {versions:?}"
         );
         *versions = vec![got];
+        // A copy is there with its ticket, or neither is.
+        if let Some(&(id, number)) = model.copied.get(&(component, block)) {
+            let applied = store.applied(ComponentId(component), copied_ticket(number));
+            assert_eq!(applied, Ok(got == id), "{context}: {component} block {block}: ticket");
+        }
     }
     for (component, attach) in &mut model.sessions {
         let session = store.status(ComponentId(*component)).expect("listed").session;

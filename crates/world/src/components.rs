@@ -93,8 +93,17 @@ pub struct Copy {
     /// `store.md`); without it, always.
     pub only_if: Option<Seq>,
     /// Operations that come, or go, with the blocks, in one step with them: a crash leaves both or
-    /// neither (R21). At most [`COPY_TICKETS_MAX`]; none with `only_if`.
+    /// neither (R21). At most [`COPY_TICKETS_MAX`]; none without blocks, or with `only_if`, which
+    /// may put none in.
     pub tickets: SetTickets,
+}
+
+impl Copy {
+    /// Whether a store may take its tickets.
+    pub fn tickets_fit(&self) -> bool {
+        let with_blocks = !self.blocks.is_empty() && self.only_if.is_none();
+        self.tickets.is_empty() || with_blocks && self.tickets.len() <= COPY_TICKETS_MAX
+    }
 }
 
 /// Most operations that one [`Copy`] names.
