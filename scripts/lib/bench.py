@@ -52,7 +52,8 @@ EXAMPLES = """examples:
   scripts/bench                           everything but peers: an hour, two on a busy machine
   scripts/bench --peers --check --json result.json --markdown result.md
   scripts/bench --rounds 1 --sustained 0 --workloads rr4k_qd32,rw4k_qd32
-  scripts/bench --quick --check-floors    at most two minutes: did something break?
+  scripts/bench --quick --check-floors    at most two minutes: did something become slower?
+  scripts/bench --quick --check-floors --margin 2.5    the same beside other work
 """
 
 
@@ -387,7 +388,8 @@ def machine():
         "kernel": platform.release(),
         "fio": run(["fio", "--version"]).stdout.strip(),
         "atoll": run([ATOLL, "--version"]).stdout.strip(),
-        "source": described.stdout.strip() or "?",
+        # Which sources another build has is not known here.
+        "source": "another build" if "ATOLL_BIN" in os.environ else described.stdout.strip() or "?",
     }
 
 
@@ -458,7 +460,15 @@ def parse(argv=None):
     parser.add_argument(
         "--check-floors", action="store_true", help="exit status 1 if a floor is missed"
     )
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=1.0,
+        help="by what factor a ratio may be worse than its floor (default 1)",
+    )
     options = parser.parse_args(argv)
+    if options.margin < 1:
+        parser.error("the margin is at least 1")
     for key, value in (QUICK if options.quick else FULL).items():
         if getattr(options, key) is None:
             setattr(options, key, value)
@@ -493,7 +503,7 @@ def judge(options, results):
     if options.check or not (options.quick or options.check_floors):
         judged["goal"] = results.judge(GOALS)
     if options.quick or options.check_floors:
-        judged["floor"] = results.judge(FLOORS)
+        judged["floor"] = results.judge([b.with_margin(options.margin) for b in FLOORS])
     return judged
 
 
@@ -502,7 +512,9 @@ def write(options, results, judged, where):
     if options.json:
         shown = {
             "machine": where,
-            "options": {k: getattr(options, k) for k in (*FULL, "wraps", "workloads", "quick")},
+            "options": {
+                k: getattr(options, k) for k in (*FULL, "wraps", "workloads", "quick", "margin")
+            },
             "rounds": [
                 {"system": s, "workload": w, "rounds": r} for (s, w), r in results.rounds.items()
             ],

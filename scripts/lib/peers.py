@@ -12,6 +12,7 @@ from process import end
 
 PEERS = {"ceph": ("ceph-osd", ["--client", "rbd"]), "gluster": ("glusterd", [])}
 END_S = 60.0  # to take its daemons down
+START_S, WORKLOAD_S = 900, 60  # at most: its start and preconditioning; around each workload
 MEASURES = {
     **{m: (m, 1) for m in ("iops", "MBps", "mean_us", "p50_us", "p95_us", "p99_us", "p999_us")},
     **{f"{who}_cpu_us": (f"{who}_cpu_s_per_1k", 1000) for who in ("daemon", "client", "kernel")},
@@ -39,8 +40,11 @@ def lacking(name, repository):
 
 def measure(name, workloads, repository, stack, directory, options):
     """Yields (workload, figures) as they come; figures with an `error` have nothing else."""
+    # A peer that hangs ends, and takes its daemons down as it does.
+    limit = START_S + len(workloads) * (options.runtime + options.ramp + WORKLOAD_S)
     child = subprocess.Popen(
         [
+            *("timeout", str(limit)),
             os.path.join(harness(repository), name),
             *PEERS[name][1],
             *("--workloads", ",".join(workloads)),
