@@ -12,14 +12,10 @@ log has wrapped at least three times and destage keeps up.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import platform
-import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 
@@ -28,18 +24,17 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
 import peers
 import tables
-from cluster import ATOLL, Cluster
+from cluster import Cluster
 from goals import FLOORS, GOALS, HALF, SUSTAINED, WORKLOADS, Results, headline, writes
 from measure import Fio, cpu_of, memory_mib
-from process import CommandFailed, Interrupted, Stack, raise_on_signals, run, wait_until
+from process import wait_until
+from runs import REPOSITORY, bytes_of, guarded, log, machine, machine_text
 
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 VOLUME = "bench"
 FULL = {"rounds": 3, "runtime": 10, "ramp": 2, "sustained": 120, "size": "4g", "disk_size": "32GiB"}
 QUICK = {"rounds": 1, "runtime": 4, "ramp": 1, "sustained": 0, "size": "1g", "disk_size": "16GiB"}
 QUICK_REPEATS_S = 40  # so far into a short run measurements may be repeated: it ends by 120 s
 FOREIGN_CORES = 0.3  # other work on the machine above this spoils a measurement
-SETTLED = 0.08  # of the log: its last segment always counts
 SETTLE_S, SETTLE_QUICK_S = 180.0, 6.0
 BURST_FILL = 0.6  # of the log: a burst ends here, before the store must destage without a pause
 BURST_RAMP_S = 1
@@ -48,25 +43,19 @@ WRAPS_S = 1800  # the log wraps within this, or the disk is too slow to say anyt
 BALANCE_S, BALANCE_DRIFT = 20, 0.05  # the log's fill moves less than this between two such halves
 BALANCE_MOST_S = 120
 IDLE_S, IDLE_QUICK_S = 30, 6
-EXAMPLES = """examples:
+EXAMPLES = """beside it, each with its own --help:
+  scripts/bench recovery    how long a host takes to start after a crash
+  scripts/bench memory      what a host process takes
+  scripts/bench fairness    what volumes side by side get
+  scripts/bench flame       where the processors' time goes, as a picture and a table
+
+examples:
   scripts/bench                           everything but peers: an hour, two on a busy machine
   scripts/bench --peers --check --json result.json --markdown result.md
   scripts/bench --rounds 1 --sustained 0 --workloads rr4k_qd32,rw4k_qd32
   scripts/bench --quick --check-floors    at most two minutes: did something become slower?
   scripts/bench --quick --check-floors --margin 2.5    the same beside other work
 """
-
-
-def log(text):
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def bytes_of(text):
-    """What "4g", "512m" or "16GiB" means."""
-    match = re.fullmatch(r"(\d+)([kmgt]?)(?:i?b)?", text.lower())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text} is no size; 4g and 512m are")
-    return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
 
 
 def foreign_of(figures):
@@ -133,10 +122,7 @@ class Bench:
         options = self.options
         log("starting three hosts, making a volume with two copies")
         self.cluster.begin()
-        if "mirror" not in {p["name"] for p in self.cluster.get("policy", "list")}:
-            self.cluster.cli("policy", "create", "mirror", "--failures-to-tolerate", "1")
-        size = str(bytes_of(options.size) >> 20) + "MiB"
-        self.cluster.cli("volume", "create", VOLUME, size, "--policy", "mirror")
+        self.cluster.create_volume(VOLUME, bytes_of(options.size), copies=2)
         for system in ("raw", "atoll"):
             begun = time.monotonic()
             self.fio.precondition(self.targets[system])
@@ -165,7 +151,7 @@ class Bench:
     # The log.
 
     def fill(self):
-        return max(self.cluster.metric("atoll_group_log_fill_ratio", h) for h in self.holders)
+        return self.cluster.log_fill(self.holders)
 
     def logged(self):
         """Bytes that each holder has written to its log."""
@@ -182,9 +168,8 @@ class Bench:
     def settle(self):
         """Waits until the hosts have moved what was acknowledged to where it stays."""
         limit = SETTLE_QUICK_S if self.options.quick else SETTLE_S
-        with contextlib.suppress(TimeoutError):
-            return wait_until("the log to be empty", lambda: self.fill() <= SETTLED, limit, 0.25)
-        return log(f"the log is still {100 * self.fill():.0f} % full after {limit:.0f} s: going on")
+        if not self.cluster.settle(self.holders, limit):
+            log(f"the log is still {100 * self.fill():.0f} % full after {limit:.0f} s: going on")
 
     def wrap(self):
         """Fills the log until it has wrapped and as much leaves it as enters. Returns the wraps."""
@@ -368,39 +353,13 @@ class Bench:
         return self.results
 
 
-def machine():
-    """What the figures were measured on."""
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-        model = next((x.split(":", 1)[1].strip() for x in f if x.startswith("model name")), "?")
-    with open("/proc/meminfo", encoding="ascii") as f:
-        memory = int(f.readline().split()[1]) >> 20
-    described = subprocess.run(
-        ["git", "-C", REPOSITORY, "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpus": os.cpu_count(),
-        "cpu": model,
-        "memory_gib": memory,
-        "kernel": platform.release(),
-        "fio": run(["fio", "--version"]).stdout.strip(),
-        "atoll": run([ATOLL, "--version"]).stdout.strip(),
-        # Which sources another build has is not known here.
-        "source": "another build" if "ATOLL_BIN" in os.environ else described.stdout.strip() or "?",
-    }
-
-
 def conditions(options, where):
     """The sentence above the tables."""
     sustained = f"sustained {options.sustained} s after {options.wraps:g} wraps of the log; "
     return (
-        f"{where['date']}, {where['atoll']} ({where['source']}); {where['cpus']} CPUs "
-        f"({where['cpu']}), {where['memory_gib']} GiB, Linux {where['kernel']}, {where['fio']}; "
-        f"3 hosts on this machine, 2 copies, durable, checksums on; volume {options.size}, disks "
-        f"{options.disk_size}; {options.rounds} round(s) of {options.runtime} s after "
+        f"{machine_text(where)}; 3 hosts on this machine, 2 copies, durable, checksums on; volume "
+        f"{options.size}, disks {options.disk_size}; "
+        f"{options.rounds} round(s) of {options.runtime} s after "
         f"{options.ramp} s; {sustained if options.sustained else ''}medians over the rounds.\n"
         f"*Atoll to it*: IOPS, MB/s from 64 KiB on, the mean latency at depth 1."
     )
@@ -415,7 +374,7 @@ def room_needed(options):
 
 def parse(argv=None):
     parser = argparse.ArgumentParser(
-        prog="scripts/bench",
+        prog="scripts/bench [data-path]",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -545,21 +504,21 @@ def write(options, results, judged, where):
 
 def main():
     options = parse()
-    raise_on_signals()
-    try:
-        with Stack() as stack:
-            results = Bench(options, stack).run()
+
+    def work(stack):
+        results = Bench(options, stack).run()
+        stack.close()
         where = machine()
         judged = judge(options, results)
         text = tables.document(results, judged, conditions(options, where), tables.plain)
         print("\n" + text, flush=True)
         write(options, results, judged, where)
-    except (RuntimeError, CommandFailed, TimeoutError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except Interrupted as signal:
-        print(f"interrupted ({signal})", file=sys.stderr)
-        return 130
+        return results, judged
+
+    found, status = guarded(work)
+    if found is None:
+        return status
+    results, judged = found
     failed = False
     for kind, asked in (("goal", options.check), ("floor", options.check_floors)):
         for bound, value, verdict in judged.get(kind, ()):

@@ -3,6 +3,7 @@
 Everything goes through the same commands that a user types, so whoever uses this module tests them.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,6 +13,9 @@ import socket
 import time
 
 from process import CommandFailed, alive, end_pid, run, wait_until
+
+SETTLED = 0.08  # of the log: its last segment always counts
+FORMAT_S = 300.0  # a log is written with zeros once, at the pace of the disk
 
 ATOLL = os.environ.get("ATOLL_BIN") or os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))),
@@ -113,16 +117,22 @@ class Cluster:
 
     def metric(self, name, host=1):
         """What a host counts under a name of `/metrics`: the sum over the labels."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.api(host))
-            page = http.client.HTTPConnection("localhost")
-            page.sock = connection
-            page.request("GET", "/metrics")
-            lines = page.getresponse().read().decode().splitlines()
+        lines = self.page("/metrics", host)[1].splitlines()
         named = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
         values = [float(value) for what, value in named if what.split("{")[0] == name]
         assert values, f"host {host} does not count {name}"
         return sum(values)
+
+    def page(self, path, host=1):
+        """(status, text) of a page of a host's interface; an OSError where none answers."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10.0)
+            connection.connect(self.api(host))
+            page = http.client.HTTPConnection("localhost")
+            page.sock = connection
+            page.request("GET", path)
+            answer = page.getresponse()
+            return answer.status, answer.read().decode()
 
     # Where things are.
 
@@ -190,6 +200,32 @@ class Cluster:
         if serving:
             self.wait_serving([host])
 
+    def stop_host(self, host):
+        """Stops a host's process in order."""
+        self.tool("dev", "stop-host", f"host{host}", "--dir", self.directory)
+
+    def replace_disk(self, host, size_bytes, log_bytes=None):
+        """Gives a host another, empty disk in the place of its first one, with a log of that size.
+        It must have no volumes."""
+        self.stop_host(host)
+        disk, config = self.disks(host)[0], os.path.join(self.host_dir(host), "atoll.toml")
+        os.unlink(disk)
+        with open(disk, "xb") as f:
+            f.truncate(size_bytes)
+        with open(config, encoding="utf-8") as f:
+            lines = [line for line in f if not line.startswith("log =")]
+        if log_bytes:
+            lines.insert(
+                next(i for i, line in enumerate(lines) if line.startswith("disks =")) + 1,
+                f'log = "{log_bytes >> 20}MiB"\n',
+            )
+        with open(config, "w", encoding="utf-8") as f:
+            f.writelines(lines)
+        self.start(host)
+        waiting = f"{FORMAT_S:.0f}"
+        words = ("--timeout", waiting, "group", "create", disk)
+        self.cli(*words, host=host, timeout_s=FORMAT_S + 5)
+
     def pause(self, host):
         os.kill(self.pid(host), signal.SIGSTOP)
 
@@ -211,6 +247,27 @@ class Cluster:
                 time.sleep(0.1)
 
     # Volumes.
+
+    def create_volume(self, name, size_bytes, copies=2):
+        """A volume of so many copies, by a policy of its own for each number of them."""
+        policy = "mirror" if copies == 2 else f"copies{copies}"
+        if policy not in {p["name"] for p in self.get("policy", "list")}:
+            words = ("--failures-to-tolerate", str(copies - 1))
+            self.cli("policy", "create", policy, *words)
+        self.cli("volume", "create", name, f"{size_bytes >> 20}MiB", "--policy", policy)
+
+    def log_fill(self, hosts):
+        """How full the fullest log of these hosts is, 0 to 1."""
+        return max(self.metric("atoll_group_log_fill_ratio", host) for host in hosts)
+
+    def settle(self, hosts, limit_s, fill=SETTLED):
+        """Waits until what was acknowledged has moved to where it stays, all but so much of the
+        log; false: not in time."""
+        with contextlib.suppress(TimeoutError):
+            return wait_until(
+                "the log to be empty", lambda: self.log_fill(hosts) <= fill, limit_s, 0.25
+            )
+        return False
 
     def placement(self, volume, host=1):
         return self.get("volume", "placement", volume, host=host)

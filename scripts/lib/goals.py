@@ -26,8 +26,13 @@ SUSTAINED = ("rw4k_qd32", "rw4k_qd1", "sw1m_qd8")
 HALF = "rw4k_qd32 half load"  # the first of them at half of its sustained IOPS
 
 
+def plain_of(workload):
+    """What a workload's name stands for, or the Workload itself."""
+    return WORKLOADS.get(workload, workload)
+
+
 def writes(workload):
-    return WORKLOADS[workload].rw not in ("randread", "read")
+    return plain_of(workload).rw not in ("randread", "read")
 
 
 def headline(workload):
@@ -115,6 +120,34 @@ BOUNDS = (
 )
 GOALS = tuple(Bound(*what, goal) for *what, goal, _ in BOUNDS)
 FLOORS = tuple(Bound(*what, floor) for *what, _, floor in BOUNDS if floor is not None)
+
+
+class Limit(collections.namedtuple("Limit", "text limit unit upper")):
+    """A bound of the benchmarks beside the data path: of one figure, as it is."""
+
+    def __new__(cls, text, limit, unit="", upper=True):
+        return super().__new__(cls, text, limit, unit, upper)
+
+    @property
+    def limit_text(self):
+        return f"{'<=' if self.upper else '>='} {self.limit:g}{self.unit}"
+
+    def holds(self, value):
+        return value <= self.limit if self.upper else value >= self.limit
+
+
+RECOVERY_LOG = 8 << 30
+RECOVERY = Limit("recovery of a full log of 8 GiB", 10, " s")
+# Beyond the formula of docs/formats.md: the program, its buffers, its connections.
+MEMORY = Limit("memory of a host beyond the formula of its disks", 150, " MiB")
+EQUAL = Limit("IOPS of the slower of two equal volumes to the other's", 0.9, upper=False)
+BESIDE = Limit("p99 at depth 1 beside depth 128 to p99 alone", 3)
+
+
+def chunk_writes(chunks):
+    """One block in each of a volume's first chunks. Without the size fio would go round until it
+    has written as many bytes as the volume has."""
+    return Workload("write:1020k", "4k", 64, (f"--io_size={4096 * chunks}",))
 
 
 class Results:

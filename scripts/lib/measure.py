@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import time
 
-from goals import WORKLOADS, writes
+from goals import plain_of, writes
 from process import end
 
 HERTZ = os.sysconf("SC_CLK_TCK")
@@ -90,6 +90,22 @@ class KernelThreads:
             self.total += sum(max(0.0, cpu - self.last.get(p, 0.0)) for p, cpu in now.items())
         self.last = now
         return self.total
+
+
+class Elsewhere:
+    """What others do on the machine meanwhile: neither the daemons, nor the kernel's threads, nor
+    this script and the children of it that have ended by then."""
+
+    def __init__(self, daemons):
+        self.daemons, self.kernel = daemons, KernelThreads()
+        self.begun, self.before = time.monotonic(), self._spent()
+
+    def _spent(self):
+        ours = sum(map(cpu_of, self.daemons)) + self.kernel.read() + sum(os.times()[:4])
+        return machine_cpu()[0] - ours
+
+    def cores(self):
+        return max(0.0, self._spent() - self.before) / (time.monotonic() - self.begun)
 
 
 Sample = collections.namedtuple("Sample", "at daemons client kernel busy stolen own written")
@@ -245,9 +261,15 @@ class Fio:
         words = ["--rw=write", "--bs=1m", "--iodepth=8", "--end_fsync=1"]
         self._run(target, words, FIO_OVERTIME_S)
 
-    def write_until(self, target, workload, enough, limit_s):
+    def write_all(self, target, workload):
+        """Runs a workload once over everything, without measuring it."""
+        plain = plain_of(workload)
+        words = [f"--rw={plain.rw}", f"--bs={plain.size}", f"--iodepth={plain.depth}"]
+        self._run(target, [*words, *plain.extra], FIO_OVERTIME_S)
+
+    def write_until(self, target, workload, enough, limit_s, period_s=1.0):
         """Runs a workload without measuring it until `enough()`, at most so long."""
-        plain = WORKLOADS[workload]
+        plain = plain_of(workload)
         self._run(
             target,
             [
@@ -260,15 +282,26 @@ class Fio:
                 "--randrepeat=0",
             ],
             limit_s,
-            period_s=1.0,
+            period_s=period_s,
             watch=lambda _: enough(),
         )
 
     def measure(
-        self, target, workload, runtime, ramp, daemons=(), watch=None, extra=(), period_s=0.5
+        self,
+        target,
+        workload,
+        runtime,
+        ramp,
+        daemons=(),
+        watch=None,
+        extra=(),
+        period_s=0.5,
+        steady=False,
     ):
-        """One workload; the same figures for every system, times in us, CPU in us per I/O."""
-        plain = WORKLOADS[workload]
+        """One workload; the same figures for every system, times in us, CPU in us per I/O. How
+        steady it was is among them if it writes, or if `steady` asks for it."""
+        steady = steady or writes(workload)
+        plain = plain_of(workload)
         words = [
             f"--rw={plain.rw}",
             f"--bs={plain.size}",
@@ -280,7 +313,7 @@ class Fio:
             f"--ramp_time={ramp}",
             "--randrepeat=0",
         ]
-        if writes(workload):
+        if steady:
             words += [f"--write_hist_log={os.path.join(self.directory, 'w')}"]
             words += ["--log_hist_msec=1000"]
         job, window, at, slowest = self._run(
@@ -298,7 +331,7 @@ class Fio:
             "seconds": mixed["runtime"] / 1000,
         }
         figures["p999_to_mean"] = figures["p999_us"] / figures["mean_us"]
-        if writes(workload):
+        if steady:
             figures |= stall_profile(self.directory, at, slowest)
         return figures | self._spent(job, window, bool(daemons))
 

@@ -137,6 +137,7 @@ fn schemas() -> Value {
         Task,
         Event,
         Session,
+        Profile,
     );
     let mut all = Map::new();
     for (name, schema) in found {

@@ -36,6 +36,7 @@ pub enum Op {
     TaskShow,
     EventList,
     SessionList,
+    ProfileList,
 }
 
 /// How a route answers.
@@ -248,6 +249,8 @@ pub const ROUTES: &[Route] = &[
         .query(&["scope", "follow", "since"]),
     get(Op::SessionList, "/sessions", List("Session"), "Clients of volumes")
         .query(&["scope", "volume"]),
+    get(Op::ProfileList, "/profiles", List("Profile"), "How long the stages of I/O took, by host")
+        .query(&["scope"]),
 ];
 
 #[cfg(test)]
@@ -259,7 +262,7 @@ mod tests {
     fn every_operation_has_one_route_and_every_route_known_parameters() {
         let ops: BTreeSet<Op> = ROUTES.iter().map(|r| r.op).collect();
         assert_eq!(ops.len(), ROUTES.len());
-        assert_eq!(ops.len(), Op::SessionList as usize + 1, "the last variant of Op is counted");
+        assert_eq!(ops.len(), Op::ProfileList as usize + 1, "the last variant of Op is counted");
         let places: BTreeSet<_> = ROUTES.iter().map(|r| (r.method, r.path)).collect();
         assert_eq!(places.len(), ROUTES.len());
         for route in ROUTES {

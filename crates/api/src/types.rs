@@ -1,5 +1,5 @@
 //! What travels over REST. Sizes are bytes, rates bytes or operations per second, times RFC 3339
-//! UTC, latencies microseconds; integers always, never strings for numbers.
+//! UTC, latencies microseconds (`_ns`: nanoseconds); integers always, never strings for numbers.
 //!
 //! Invariants: types that clients send refuse unknown fields; types that they receive tolerate
 //! them. Fields are only ever added.
@@ -30,6 +30,7 @@ named!(
     Task,
     Event,
     Session,
+    Profile,
 );
 
 /// A cluster on one screen.
@@ -647,4 +648,51 @@ pub struct Session {
     pub writes: u64,
     /// Requests that are not answered yet.
     pub in_flight: u32,
+}
+
+/// How long the stages of I/O took on one host, since its process began: an earlier answer taken
+/// from a later one is what happened in between.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Profile {
+    /// Name of the host.
+    pub host: String,
+    /// Milliseconds since its process began; fewer than before: it has restarted.
+    pub uptime_ms: u64,
+    /// Every stage that it notes; none if the host did not tell.
+    pub stages: Vec<ProfileStage>,
+    /// Why it did not; empty when all is well.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// One stage of I/O on one host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProfileStage {
+    /// Stable name: `log_write`.
+    pub stage: String,
+    /// What it is, for people.
+    pub about: String,
+    /// How often it occurred: `noted` times `sampled`.
+    pub count: u64,
+    /// One of so many occurrences is noted.
+    pub sampled: u64,
+    /// Occurrences that were noted.
+    pub noted: u64,
+    /// How long these took, all together.
+    pub noted_ns: u64,
+    /// How long one of them took; 0 if there was none.
+    pub mean_ns: u64,
+    /// The same occurrences by how long they took, the shortest first; empty buckets are left out.
+    pub buckets: Vec<ProfileBucket>,
+}
+
+/// Occurrences of a stage that took about as long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProfileBucket {
+    /// They were shorter than this, and at most 20 % below it (in the bucket of the smallest
+    /// bound: anything below); absent: as long as the largest bound, or longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below_ns: Option<u64>,
+    /// How many.
+    pub count: u64,
 }

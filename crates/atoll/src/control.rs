@@ -8,8 +8,8 @@
 use atoll_api::Problem;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, Host, Placement,
-    Policy, PolicyCheck, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Volume,
-    VolumeCreate, VolumePatch,
+    Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task,
+    Volume, VolumeCreate, VolumePatch,
 };
 use std::future::Future;
 
@@ -41,12 +41,28 @@ pub struct Sample {
     pub name: &'static str,
     /// One sentence.
     pub help: &'static str,
-    /// Rises only.
-    pub counter: bool,
     /// Names and values.
     pub labels: Vec<(&'static str, String)>,
     /// The number.
-    pub value: f64,
+    pub value: Value,
+}
+
+/// What a [`Sample`] says; the same kind for all of one name.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Value {
+    /// Rises and falls.
+    Gauge(f64),
+    /// Rises only.
+    Counter(f64),
+    /// How often something was how large.
+    Histogram {
+        /// Rising bounds, and how often it was at most that: each has what is in those before it.
+        at_most: Vec<(f64, u64)>,
+        /// All of it together.
+        sum: f64,
+        /// How often it was anything.
+        count: u64,
+    },
 }
 
 type Answer<T> = Result<T, Problem>;
@@ -133,4 +149,6 @@ pub trait Control: Clone + Send + Sync + 'static {
         scope: Scope,
         volume: Option<&str>,
     ) -> impl Future<Output = Answer<Vec<Session>>> + Send;
+    /// Of every host of the cluster, those included that did not tell.
+    fn profiles(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Profile>>> + Send;
 }

@@ -197,6 +197,44 @@ fn every_command_prints_something_sensible() {
 }
 
 #[test]
+fn where_the_time_goes_is_what_lies_between_two_looks() {
+    let server = TestServer::start();
+    // Other looks before it leave no trace.
+    server.state().looks = 5;
+    let top = |more: &[&str]| run(&server, &[&["top", "--profile", "--count", "1"], more].concat());
+    let done = top(&[]);
+    let cells = |line: &str| {
+        let cells = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+        cells.collect::<Vec<_>>().join("|")
+    };
+    let rows: Vec<String> = done.out.lines().map(cells).collect();
+    assert_eq!(
+        rows,
+        [
+            "STAGE|PER SECOND|MEAN|P50|P99|P99.9|LONGEST|SHARE|WHAT",
+            "write|1600|1.5 ms|2.0 ms|8.0 ms|8.0 ms|8.0 ms|100 %|####################|about write",
+            "peer|1600|900 us|1.0 ms|1.0 ms|4.0 ms|4.0 ms|60 %|############|about peer",
+            "serve|1600|300 us|500 us|500 us|500 us|500 us|20 %|####|about serve",
+        ]
+    );
+    assert_eq!((done.code, done.err.as_str()), (0, "without host3: host host3 does not answer\n"));
+    let wide = top(&["-q", "-H", "-o", "wide"]);
+    let first = |line: &str| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
+    let rows: Vec<String> = wide.out.lines().map(first).collect();
+    assert_eq!(
+        rows,
+        ["all write", "all peer", "all serve", "host1 write", "host1 peer", "host2 serve"]
+    );
+    assert_eq!((wide.code, wide.err.as_str()), (0, ""));
+    let json: serde_json::Value = serde_json::from_str(&top(&["-o", "json"]).out).unwrap();
+    assert_eq!(json["kind"], "ProfileList");
+    let host = &json["items"][0];
+    assert_eq!((&host["host"], &host["uptime_ms"]), (&"host1".into(), &1_000.into()));
+    assert_eq!(host["stages"][0]["count"], 1_600);
+    assert_eq!(host["stages"][1]["buckets"][1]["count"], 1);
+}
+
+#[test]
 fn errors_are_two_lines_and_a_code() {
     let server = with_volumes();
     let rule = "(rule: 1 to 64 letters, digits, '.', '_' and '-', starting with a letter or digit)";
@@ -310,6 +348,7 @@ fn wrong_usage_is_exit_code_2_and_two_lines() {
         (&["status", "--timeout", "0"], "0 is not in 1..=86400"),
         (&["status", "--endpoint", "ftp://x"], "is not an endpoint"),
         (&["status", "--check", "--watch"], "cannot be used with"),
+        (&["top", "hosts", "--profile"], "'[OF]' cannot be used with '--profile'"),
         (&["sim", "run", "--seeds", "5..2"], "is an empty range of seeds"),
         (&["sim", "run", "--faults", "gremlins"], "--faults"),
         (&["sim", "run", "--seeds", "7.."], "add --time 10m, or an end"),
@@ -318,6 +357,9 @@ fn wrong_usage_is_exit_code_2_and_two_lines() {
         (&["sim", "run", "--seed", "1", "--events", "x"], "is not a list of numbers"),
         (&["sim", "run", "--seed", "1", "--window", "kill"], "is not a window"),
         (&["sim", "soak", "--dir", "/tmp", "--corpus", "--time", "1h"], "cannot be used with"),
+        (&["sim", "scale", "--hosts", "0"], "is not a list of numbers from 1 to 64"),
+        (&["sim", "scale", "--disk", "nvme,tape"], "'tape' is none of nvme, ssd, hdd"),
+        (&["sim", "scale", "--cpu-4k", "38"], "is not three numbers of microseconds"),
         (&["dev"], "--dir <DIR>"),
         (&["dev", "--dir", "/tmp/x", "--hosts", "99"], "99 is not in 1..=16"),
     ] {
@@ -644,6 +686,27 @@ fn a_timed_run_ends_with_the_line_that_counts() {
     assert!(done.out.contains("marks not reached: "));
     let short = said(program(None, &words).output().unwrap());
     assert!(!short.out.contains("  kill ") && short.out.contains("(--report names them)"));
+}
+
+#[test]
+fn clusters_of_modelled_hardware_are_measured() {
+    let measured = |format: &str| {
+        let words = ["sim", "scale", "--hosts", "1-2", "--volumes", "1", "--workload", "rr4k"];
+        let more = ["--ops", "100", "--disk", "hdd", "-o", format];
+        let done = said(program(None, &[&words[..], &more].concat()).output().unwrap());
+        assert_eq!(done.code, 0, "{}{}", done.out, done.err);
+        assert!(done.err.contains("2 of 2: hosts 2, volumes 1, hdd, "), "{}", done.err);
+        done.out
+    };
+    let rows: serde_json::Value = serde_json::from_str(&measured("json")).unwrap();
+    assert_eq!(rows["kind"], "SimScale");
+    let row = &rows["item"]["rows"][1];
+    assert_eq!((&row["hosts"], &row["bound"]), (&2.into(), &"disk".into()), "{row}");
+    let table = measured("table");
+    let iops = row["iops"].as_f64().unwrap();
+    let cell = format!(" {iops:.0} ");
+    let last = table.trim_end().lines().last().unwrap();
+    assert!(last.starts_with("| 2 ") && last.contains(&cell), "{cell}: {table}");
 }
 
 #[test]

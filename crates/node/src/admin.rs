@@ -187,7 +187,7 @@ impl<W: World, S: Components> Node<W, S> {
             reaches: self.reached(),
             resync_paused,
             resync_limit,
-            uptime_s: now.as_secs_f64(),
+            uptime_s: now.since(self.0.objects.started()).as_secs_f64(),
         }
     }
 

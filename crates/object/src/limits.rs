@@ -23,8 +23,10 @@ pub const WATCH_EVERY: Nanos = Nanos::from_ms(100);
 pub const APPEND_DEADLINE: Nanos = Nanos::from_secs(20);
 /// How long a read of a member may take.
 pub const READ_DEADLINE: Nanos = Nanos::from_secs(4);
-/// A read that takes longer is asked of another member too.
+/// A read that takes longer is asked of another member too, where reads do not usually take long.
 pub const HEDGE: Nanos = Nanos::from_ms(40);
+/// A read that takes longer is asked of another member in any case.
+pub const HEDGE_MAX: Nanos = Nanos::from_ms(1_000);
 /// For how long a disk group that was overtaken so is asked last.
 pub const AVOID: Nanos = Nanos::from_secs(10);
 /// How long an operation waits for slots to be set aside for it; it goes on without, and with what

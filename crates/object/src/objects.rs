@@ -10,7 +10,7 @@ use crate::mend::Trouble;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
 use crate::placement::{self, HostView};
-use crate::read::Overtaken;
+use crate::read::Readiness;
 use crate::resync::Progress;
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
@@ -148,7 +148,7 @@ pub(crate) struct Ctx<W: World, S: Components> {
     /// Since when all copies that answer are known to lack something, while another may come; and
     /// the record's `seq_base` then.
     lacking: RefCell<BTreeMap<ObjectId, (Nanos, Seq)>>,
-    pub overtaken: Overtaken,
+    pub readiness: Readiness,
     events: RefCell<VecDeque<(u64, Event)>>,
     inventory: RefCell<Vec<HostView>>,
     repair_delay_s: Cell<u32>,
@@ -299,7 +299,7 @@ impl<W: World, S: Components> Objects<W, S> {
             directory_back: Cell::new(None),
             pauses: RefCell::default(),
             lacking: RefCell::default(),
-            overtaken: Overtaken::default(),
+            readiness: Readiness::default(),
             events: RefCell::default(),
             inventory: RefCell::default(),
             repair_delay_s: Cell::new(3600),

@@ -28,9 +28,10 @@ use atoll_format::record::{ObjectRecord, Place};
 use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK, OPS_IN_FLIGHT_MAX, SECTOR};
 use atoll_transport::CallError;
 use atoll_world::directory::Revision;
-use atoll_world::sync::{Notify, Permit, Semaphore, oneshot};
+use atoll_world::sync::{Notified, Notify, Permit, Semaphore};
 use atoll_world::{
-    Buf, BufMut, Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
+    Buf, BufMut, Components, Lane, Nanos, Stage, StoreError, VolumeError, World, buf, mutant,
+    sometimes,
 };
 use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
@@ -286,6 +287,7 @@ impl<W: World, S: Components> Owner<W, S> {
         content: (OpKind, BlockRange, Vec<u32>, Vec<Buf>),
         ticket: Ticket,
         guard: (RangeGuard, Permit, Permit),
+        begun: Option<Nanos>,
     ) -> Result<(), Fail> {
         let (kind, range, crcs, payload) = content;
         if kind == OpKind::Write && !leg.is_reserved(range.chunk()) {
@@ -331,49 +333,58 @@ impl<W: World, S: Components> Owner<W, S> {
         for (_, slot) in slots {
             self.send(leg, slot, &op, &calls);
         }
-        let (done, decided) = oneshot();
-        self.0.ctx.world.spawn(self.clone().drive(leg.clone(), op, calls, done, guard));
-        decided.await.map_err(|_| Fail::Stopped)
+        self.world().end_stage(Stage::Queue, begun);
+        // Its fate does not depend on whether its client still waits.
+        let driven = self.clone().drive(leg.clone(), op, calls, guard);
+        self.world().persist(driven).await
     }
 
-    /// Follows one operation until it is decided and every member it was sent to has answered.
-    /// Runs on its own: an operation's fate does not depend on whether its client still waits.
+    /// Follows one operation until it is decided.
     async fn drive(
         self,
         leg: Rc<Leg>,
         op: Rc<Op>,
         mut calls: Calls,
-        done: atoll_world::sync::Sender<()>,
         guard: (RangeGuard, Permit, Permit),
-    ) {
-        let mut waiting = Some((done, guard));
+    ) -> Result<(), Fail> {
         loop {
             if self.is_stopped() {
-                return;
+                return Err(Fail::Stopped);
             }
             let poked = op.poke.notified();
-            for call in op.fresh.0.take() {
-                calls.push(call);
-            }
+            calls.extend(op.fresh.0.take());
             if leg.decide(&op) {
-                // Dropping the guard lets the next overlapping operation start.
-                if let Some((done, _guard)) = waiting.take() {
-                    done.send(());
-                }
+                break;
             }
-            if calls.is_empty() {
-                if op.decided.get() {
-                    return;
-                }
-                poked.await;
-                continue;
+            self.next_answer(&leg, &op, &mut calls, poked).await;
+        }
+        // The next overlapping operation may start.
+        drop(guard);
+        if !calls.is_empty() {
+            self.world().spawn(self.clone().see_off(leg, op, calls));
+        }
+        Ok(())
+    }
+
+    /// Waits for the answers of members that an operation was sent to and that were not awaited.
+    async fn see_off(self, leg: Rc<Leg>, op: Rc<Op>, mut calls: Calls) {
+        loop {
+            let poked = op.poke.notified();
+            calls.extend(op.fresh.0.take());
+            if self.is_stopped() || calls.is_empty() {
+                return;
             }
-            match select(calls.next(), poked).await {
-                Either::Left((Some((slot, session, reply)), _)) => {
-                    self.on_answer(&leg, &op, slot, session, reply);
-                }
-                Either::Left((None, _)) | Either::Right(_) => {}
-            }
+            self.next_answer(&leg, &op, &mut calls, poked).await;
+        }
+    }
+
+    /// Until a member has answered, or something else about the operation has changed.
+    async fn next_answer(&self, leg: &Rc<Leg>, op: &Op, calls: &mut Calls, poked: Notified) {
+        if calls.is_empty() {
+            return poked.await;
+        }
+        if let Either::Left((Some((slot, session, reply)), _)) = select(calls.next(), poked).await {
+            self.on_answer(leg, op, slot, session, reply);
         }
     }
 
@@ -458,6 +469,7 @@ impl<W: World, S: Components> Owner<W, S> {
         data: Vec<Buf>,
         ticket: Ticket,
     ) -> Result<(), Fail> {
+        let begun = self.world().stage(Stage::Queue);
         let len = buf::total_len(&data) as u64;
         let (leg, place) = self.place(at, len)?;
         let (op, bytes) = self.permits(len as usize).await;
@@ -477,7 +489,8 @@ impl<W: World, S: Components> Owner<W, S> {
             (block_crcs(&whole).collect(), vec![whole])
         };
         self.count_guest();
-        self.submit(&leg, (OpKind::Write, range, crcs, data), ticket, (guard, op, bytes)).await
+        let content = (OpKind::Write, range, crcs, data);
+        self.submit(&leg, content, ticket, (guard, op, bytes), begun).await
     }
 
     /// Whole blocks made of what is stored and `data` over it; the range is locked.
@@ -526,7 +539,7 @@ impl<W: World, S: Components> Owner<W, S> {
         let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
         self.count_guest();
         let content = (kind, range, Vec::new(), Vec::new());
-        self.submit(&leg, content, ticket, (guard, permits.0, permits.1)).await
+        self.submit(&leg, content, ticket, (guard, permits.0, permits.1), None).await
     }
 
     /// The newest admission of a client.

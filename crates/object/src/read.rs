@@ -2,7 +2,7 @@
 //! what the volume's map of used blocks is.
 
 use crate::leg::{Leg, Member, Role};
-use crate::limits::{AVOID, HEDGE, HOLD, READ_DEADLINE, RETRY_EVERY};
+use crate::limits::{AVOID, HEDGE, HEDGE_MAX, HOLD, READ_DEADLINE, RETRY_EVERY};
 use crate::message::{Reply, Request};
 use crate::objects::Event;
 use crate::owner::{Fail, Owner, Stop, covering, whole_blocks};
@@ -20,20 +20,47 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Disk groups whose reads another copy overtook lately, and until when they are asked last: a slow
-/// disk costs one read a hedge now and then, not every read.
+/// How disk groups answer reads: a slow disk costs one read a hedge now and then, not every read,
+/// and where all disks are slow because they have much to do, nobody asks twice.
 #[derive(Default)]
-pub(crate) struct Overtaken(RefCell<BTreeMap<GroupId, Nanos>>);
+pub(crate) struct Readiness {
+    /// Groups that another copy overtook lately, and until when they are asked last.
+    overtaken: RefCell<BTreeMap<GroupId, Nanos>>,
+    /// Smoothed time until an answer; of groups that take long.
+    usual: RefCell<BTreeMap<GroupId, Nanos>>,
+}
 
-impl Overtaken {
-    fn note(&self, group: GroupId, now: Nanos) {
-        let mut until = self.0.borrow_mut();
+impl Readiness {
+    fn overtook(&self, group: GroupId, now: Nanos) {
+        let mut until = self.overtaken.borrow_mut();
         until.retain(|_, &mut until| until > now);
         until.insert(group, now + AVOID);
     }
 
-    fn has(&self, group: GroupId, now: Nanos) -> bool {
-        self.0.borrow().get(&group).is_some_and(|&until| until > now)
+    fn is_overtaken(&self, group: GroupId, now: Nanos) -> bool {
+        self.overtaken.borrow().get(&group).is_some_and(|&until| until > now)
+    }
+
+    /// A read of that group that nobody overtook took so long.
+    fn took(&self, group: GroupId, span: Nanos) {
+        let mut usual = self.usual.borrow_mut();
+        let before = usual.get(&group).copied().unwrap_or_default();
+        let smoothed = (before * 7 + span) / 8;
+        if smoothed >= HEDGE / 32 {
+            usual.insert(group, smoothed);
+        } else if before > Nanos::ZERO {
+            usual.remove(&group);
+        }
+    }
+
+    /// After how long another copy is asked too.
+    fn patience(&self, group: GroupId) -> Nanos {
+        let usual = self.usual.borrow().get(&group).copied().unwrap_or_default();
+        let patience = (usual * 4).max(HEDGE).min(HEDGE_MAX);
+        if patience > HEDGE {
+            sometimes!("owner.patient_with_a_busy_group");
+        }
+        patience
     }
 }
 
@@ -163,8 +190,9 @@ impl<W: World, S: Components> Owner<W, S> {
             let turn = chunk as usize % readers.len();
             readers.rotate_left(turn);
         }
-        let (here, now, overtaken) = (self.0.ctx.host, self.now(), &self.0.ctx.overtaken);
-        readers.sort_by_key(|m| (m.mending, overtaken.has(m.group, now), m.host != here));
+        let (here, now, readiness) = (self.0.ctx.host, self.now(), &self.0.ctx.readiness);
+        let last = |group| readiness.is_overtaken(group, now);
+        readers.sort_by_key(|m| (m.mending, last(m.group), m.host != here));
         readers
     }
 
@@ -181,16 +209,26 @@ impl<W: World, S: Components> Owner<W, S> {
         };
         let first = std::pin::pin!(ask(&readers[0]));
         let Some(second) = readers.get(1) else { return (first.await, 0) };
-        let slow = std::pin::pin!(self.0.ctx.world.sleep(HEDGE));
+        let (readiness, group, begun) = (&self.0.ctx.readiness, readers[0].group, self.now());
+        let slow = std::pin::pin!(self.0.ctx.world.sleep(readiness.patience(group)));
         match select(first, slow).await {
-            Either::Left((reply, _)) => (reply, 0),
+            Either::Left((reply, _)) => {
+                // A refusal says nothing about the disk.
+                if let Ok(Reply::Blocks(_)) = reply {
+                    readiness.took(group, self.now().since(begun));
+                }
+                (reply, 0)
+            }
             Either::Right(((), first)) => {
                 sometimes!("owner.hedged_read");
                 let second = std::pin::pin!(ask(second));
                 match select(first, second).await {
-                    Either::Left((Ok(Reply::Blocks(b)), _)) => (Ok(Reply::Blocks(b)), 0),
+                    Either::Left((Ok(Reply::Blocks(b)), _)) => {
+                        readiness.took(group, self.now().since(begun));
+                        (Ok(Reply::Blocks(b)), 0)
+                    }
                     Either::Right((Ok(Reply::Blocks(b)), _)) => {
-                        self.0.ctx.overtaken.note(readers[0].group, self.now());
+                        readiness.overtook(group, self.now());
                         (Ok(Reply::Blocks(b)), 1)
                     }
                     // The faster one has no good bytes: whatever the other says counts.
@@ -365,5 +403,35 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             self.0.ctx.world.sleep(RETRY_EVERY).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Readiness;
+    use crate::limits::{HEDGE, HEDGE_MAX};
+    use atoll_format::id::GroupId;
+    use atoll_world::Nanos;
+
+    #[test]
+    fn where_reads_usually_take_long_nobody_asks_twice_and_not_much_later_when_they_no_longer_do() {
+        let readiness = Readiness::default();
+        let (busy, other) = (GroupId(1), GroupId(2));
+        readiness.took(busy, Nanos::from_us(200));
+        assert_eq!(readiness.patience(busy), HEDGE);
+        for _ in 0..50 {
+            readiness.took(busy, Nanos::from_ms(120));
+        }
+        assert!(readiness.patience(busy) > Nanos::from_ms(400));
+        assert_eq!(readiness.patience(other), HEDGE);
+        for _ in 0..50 {
+            readiness.took(busy, Nanos::from_secs(3));
+        }
+        assert_eq!(readiness.patience(busy), HEDGE_MAX, "one that hangs is not waited for longer");
+        for _ in 0..60 {
+            readiness.took(busy, Nanos::from_us(200));
+        }
+        assert_eq!(readiness.patience(busy), HEDGE);
+        assert!(readiness.usual.borrow().is_empty());
     }
 }

@@ -4,7 +4,7 @@
 //! too. All shards of a machine share it.
 
 use crate::{RealDisk, RealNet, timers, uring, vigil};
-use atoll_world::{Directory, Nanos, World};
+use atoll_world::{Directory, Nanos, Stages, World};
 use rand::rngs::{StdRng, SysRng};
 use rand::{Rng, SeedableRng};
 use rustix::time::{ClockId, clock_gettime};
@@ -21,6 +21,7 @@ struct Inner<D> {
     net: RealNet,
     directory: D,
     random: RefCell<StdRng>,
+    stages: Stages,
 }
 
 impl<D> Clone for RealWorld<D> {
@@ -36,7 +37,12 @@ impl<D: Directory> RealWorld<D> {
     /// The system gives no entropy.
     pub fn new(net: RealNet, directory: D) -> io::Result<Self> {
         let random = StdRng::try_from_rng(&mut SysRng).map_err(io::Error::other)?;
-        Ok(Self(Rc::new(Inner { net, directory, random: RefCell::new(random) })))
+        Ok(Self(Rc::new(Inner {
+            net,
+            directory,
+            random: RefCell::new(random),
+            stages: Stages::default(),
+        })))
     }
 }
 
@@ -84,6 +90,9 @@ impl<D: Directory> World for RealWorld<D> {
     }
     fn directory(&self) -> &D {
         &self.0.directory
+    }
+    fn stages(&self) -> Option<&Stages> {
+        Some(&self.0.stages)
     }
 }
 

@@ -215,7 +215,7 @@ fn some_hosts(rng: &mut Rng, hosts: u16, count: usize) -> Vec<u16> {
     (0..count).map(|_| all.swap_remove(rng.below(all.len() as u64) as usize)).collect()
 }
 
-fn volume_name(volume: usize) -> String {
+pub(crate) fn volume_name(volume: usize) -> String {
     format!("v{volume}")
 }
 

@@ -113,6 +113,8 @@ struct Media {
     completions: u64,
     channels: Vec<Nanos>,
     bus: Nanos,
+    /// What was asked of all channels, and of the bus, so far.
+    booked: (Nanos, Nanos),
     head: u64,
     rates: DiskRates,
     slow_factor: u64,
@@ -187,6 +189,8 @@ impl Media {
         let channel = self.channels.iter_mut().min().expect("a disk has a channel");
         *channel = (*channel).max(now) + base + transfer;
         self.bus = self.bus.max(now) + transfer;
+        self.booked.0 += base + transfer;
+        self.booked.1 += transfer;
         self.head = at + bytes;
         (*channel).max(self.bus)
     }
@@ -379,6 +383,7 @@ impl SimDisk {
             completions: 0,
             channels: vec![Nanos::ZERO; usize::from(profile.channels)],
             bus: Nanos::ZERO,
+            booked: (Nanos::ZERO, Nanos::ZERO),
             head: 0,
             rates: DiskRates::default(),
             slow_factor: 1,
@@ -675,6 +680,15 @@ impl SimDisk {
     /// What it has done.
     pub fn counts(&self) -> DiskCounts {
         self.0.borrow().counts
+    }
+
+    /// For how long its channels (each as much as the others) and its bus have been at work.
+    pub fn busy(&self) -> (Nanos, Nanos) {
+        let media = self.0.borrow();
+        let now = media.executor.now();
+        let ahead = media.channels.iter().fold(Nanos::ZERO, |sum, free| sum + free.since(now));
+        let channels = (media.booked.0 - ahead) / media.channels.len() as u64;
+        (channels, media.booked.1 - media.bus.since(now))
     }
 
     /// Bytes that it holds (pages that were ever written).

@@ -19,6 +19,7 @@
 //! | [`storage`], [`ideal`] | what a host keeps its components on |
 //! | [`scenario`] | one story, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
+//! | [`scale`] | without faults: what a cluster of given hardware does, and what binds it |
 //! | [`part`], [`shrink`] | a part of what a seed does; the least that still fails |
 //! | [`timeline`] | a run as a page to look at |
 //! | [`model`] | the mirror protocol in the small, explored exhaustively |
@@ -47,6 +48,7 @@ pub mod regressions;
 pub mod rig;
 pub mod rng;
 pub mod run;
+pub mod scale;
 pub mod scenario;
 pub mod shrink;
 pub mod storage;

@@ -38,9 +38,15 @@ pub struct NetProfile {
 }
 
 impl NetProfile {
+    /// 100 Gbit/s through one switch.
+    pub const GBIT_100: Self =
+        Self { latency: Nanos(6_000), jitter: Nanos(3_000), bytes_per_us: 12_500 };
     /// 25 Gbit/s through one switch.
     pub const GBIT_25: Self =
         Self { latency: Nanos(8_000), jitter: Nanos(4_000), bytes_per_us: 3_125 };
+    /// 10 Gbit/s through one switch: a round trip of a small message takes 30 us.
+    pub const GBIT_10: Self =
+        Self { latency: Nanos(12_000), jitter: Nanos(6_000), bytes_per_us: 1_250 };
     /// 1 Gbit/s.
     pub const GBIT_1: Self =
         Self { latency: Nanos(30_000), jitter: Nanos(40_000), bytes_per_us: 125 };
@@ -90,6 +96,8 @@ struct Port {
     name: String,
     tx: Nanos,
     rx: Nanos,
+    /// What was asked of both directions so far.
+    booked: (Nanos, Nanos),
     powered: bool,
     dying: bool,
     accept: Option<Queue<SimConn>>,
@@ -141,6 +149,7 @@ impl Fabric {
             name: format!("h{h}"),
             tx: Nanos::ZERO,
             rx: Nanos::ZERO,
+            booked: (Nanos::ZERO, Nanos::ZERO),
             powered: true,
             dying: false,
             accept: None,
@@ -300,6 +309,12 @@ impl Fabric {
         (self.0.packets.get(), self.0.bytes.get())
     }
 
+    /// For how long the NIC of `host` has been sending and receiving, with what is under way to it.
+    pub fn busy(&self, host: u16) -> (Nanos, Nanos) {
+        let port = &self.0.ports.borrow()[usize::from(host)];
+        (port.booked.0 - port.tx.since(self.0.executor.now()), port.booked.1)
+    }
+
     fn link_index(&self, from: u16, to: u16) -> usize {
         usize::from(from) * self.0.ports.borrow().len() + usize::from(to)
     }
@@ -318,6 +333,8 @@ impl Fabric {
         }
         let transfer = Nanos(bytes * 1000 / profile.bytes_per_us);
         let mut ports = self.0.ports.borrow_mut();
+        ports[usize::from(from)].booked.0 += transfer;
+        ports[usize::from(to)].booked.1 += transfer;
         let tx = &mut ports[usize::from(from)].tx;
         *tx = (*tx).max(now) + transfer;
         // A slow link holds up what goes over it, not what its sender has for others.

@@ -180,6 +180,10 @@ impl Rig {
     pub fn disks(&self, host: u16) -> &[SimDisk] {
         &self.0.hosts[usize::from(host)].disks
     }
+    /// A host's core.
+    pub fn cpu(&self, host: u16) -> &Cpu {
+        &self.0.hosts[usize::from(host)].cpu
+    }
     /// Its life, if it is up.
     pub fn life(&self, host: u16) -> Option<LifeId> {
         self.0.hosts[usize::from(host)].life.get()

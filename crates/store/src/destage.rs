@@ -6,8 +6,11 @@
 //! (`store.md` rule 11): until the journal batch is durable the log still has everything, and doing
 //! a round again changes nothing.
 //!
-//! It goes as fast as the log is full: not at all below [`limits::FILL_DESTAGE`] while guests
-//! write, without a pause from [`limits::FILL_URGENT`] on, and through to the end when they rest.
+//! It goes as fast as the log fills, so that guests find the same disk at every moment: not at all
+//! below [`limits::FILL_DESTAGE`] while they write; above that, moving home a part of what they
+//! bring that grows with the log's fill, as much as they bring at half way to
+//! [`limits::FILL_URGENT`]; from there on without a pause; and through to the end when they rest.
+//! The pauses lie between the writes of a round, not behind it.
 
 use crate::checkpoint;
 use crate::component::Component;
@@ -26,6 +29,7 @@ use atoll_world::components::StoreEvent;
 use atoll_world::{Buf, Durability, FixedMap, Nanos, World, mutant, sometimes};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -63,14 +67,14 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
             }
             Next::Round => {
                 group.state.borrow_mut().round_under_way = true;
-                let done = round(&group).await;
+                let span = Span::begin(begun);
+                let done = round(&group, &span).await;
                 end_round(&mut group.state.borrow_mut());
                 if done.is_err() && group.failed.borrow().is_some() {
                     break;
                 }
                 group.trimmed.notify_all();
-                let now = group.world.now();
-                rest_until = now + rest(&group, &group.state.borrow(), now, now.since(begun));
+                rest_until = rest_until_after(&group, &span);
             }
         }
         group.state.borrow_mut().mover_asleep = false;
@@ -88,18 +92,83 @@ fn end_round(state: &mut State) {
     }
 }
 
-/// How long to pause after a round that took `took`.
-fn rest<W: World>(group: &Group<W>, state: &State, now: Nanos, took: Nanos) -> Nanos {
+/// A round under way, as a span of time.
+struct Span {
+    begun: Nanos,
+    /// How much of it were pauses.
+    paused: Cell<Nanos>,
+}
+
+impl Span {
+    fn begin(now: Nanos) -> Self {
+        Self { begun: now, paused: Cell::new(Nanos::ZERO) }
+    }
+}
+
+/// How much of the time guests have for themselves.
+enum Pace {
+    /// Nothing else is to be done than to move.
+    Full,
+    /// Nobody writes: as long as a round took, readers have the disks after it.
+    Readers,
+    /// Writers bring so many blocks a second that this many are to be moved.
+    PerSecond(u64),
+}
+
+fn pace<W: World>(group: &Group<W>, state: &mut State, now: Nanos) -> Pace {
     let fill = state.log_fill();
-    if state.head_waits || fill >= limits::FILL_URGENT {
-        return Nanos::ZERO;
+    let brought = state.incoming.per_second(state.counters.log_bytes / BLOCK, now);
+    if state.head_waits || fill >= limits::FILL_URGENT || group.closing.get() {
+        return Pace::Full;
     }
     if now >= state.last_write + group.idle_destage {
-        // No writer to give way to; readers get half.
-        return took;
+        return Pace::Readers;
     }
-    let below = u64::from(limits::FILL_URGENT - fill.max(group.destage_at));
-    took * (4 * below) / u64::from(limits::FILL_URGENT - group.destage_at)
+    let above = u64::from(fill.saturating_sub(group.destage_at)) + 1;
+    let range = u64::from(limits::FILL_URGENT.saturating_sub(group.destage_at)).max(1);
+    Pace::PerSecond((brought * 2 * above / range).max(limits::DESTAGE_PER_SECOND_MIN))
+}
+
+/// When a round that began then may have moved so many blocks.
+fn due<W: World>(group: &Group<W>, begun: Nanos, blocks: usize) -> Nanos {
+    let now = group.world.now();
+    match pace(group, &mut group.state.borrow_mut(), now) {
+        Pace::Full | Pace::Readers => Nanos::ZERO,
+        Pace::PerSecond(rate) => begun + Nanos(blocks as u64 * 1_000_000_000 / rate),
+    }
+}
+
+/// Waits until the round may have moved so many blocks; looks again whenever writers may have
+/// become faster.
+async fn keep_pace<W: World>(group: &Group<W>, span: &Span, blocks: usize) {
+    let from = group.world.now();
+    loop {
+        let wake = group.mover_work.notified();
+        let (now, due) = (group.world.now(), due(group, span.begun, blocks));
+        if now >= due || group.failed.borrow().is_some() {
+            span.paused.set(span.paused.get() + now.since(from));
+            return;
+        }
+        sometimes!("store.destage.keeps_pace");
+        let until = due.min(now + limits::PACE_LOOK);
+        {
+            let mut state = group.state.borrow_mut();
+            (state.mover_asleep, state.wake_at_fill) = (true, limits::FILL_URGENT);
+        }
+        // Whichever comes first; both only mean "look again".
+        let _ = group.world.timeout_at(until, wake).await;
+        group.state.borrow_mut().mover_asleep = false;
+    }
+}
+
+/// When the next round begins.
+fn rest_until_after<W: World>(group: &Group<W>, span: &Span) -> Nanos {
+    let now = group.world.now();
+    match pace(group, &mut group.state.borrow_mut(), now) {
+        Pace::Readers => now + (now.since(span.begun) - span.paused.get()),
+        // The pauses were in the round.
+        Pace::Full | Pace::PerSecond(_) => now,
+    }
 }
 
 fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> Next {
@@ -307,7 +376,7 @@ fn round_chunks(state: &State) -> usize {
 }
 
 /// One round; an error means that a device failed.
-async fn round<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
+async fn round<W: World>(group: &Rc<Group<W>>, span: &Span) -> Result<(), ()> {
     let mut tasks = select(&mut group.state.borrow_mut());
     read_log(group, &mut tasks).await;
     decide_slots(group, &mut tasks).await;
@@ -318,7 +387,7 @@ async fn round<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
     }
     take_slots(group, &mut tasks)?;
     tasks.sort_by_key(|t| (t.capacity, t.slot(), t.local, t.chunk));
-    if write_home(group, &tasks).await.is_err() {
+    if write_home(group, &tasks, span).await.is_err() {
         put_back(group, &tasks);
         return Err(());
     }
@@ -371,11 +440,13 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
             _ => runs.push((at, 1)),
         }
     }
+    let full = matches!(pace(group, &mut group.state.borrow_mut(), group.world.now()), Pace::Full);
+    let depth = if full { limits::BACKGROUND_DEPTH } else { limits::PACED_DEPTH };
     let reads = runs.into_iter().map(|(first, count)| async move {
         let at = u64::from(first) * BLOCK;
         (first, count, group.log_device().read(at, count * BLOCK as u32).await)
     });
-    let mut reads = stream::iter(reads).buffered(limits::BACKGROUND_DEPTH);
+    let mut reads = stream::iter(reads).buffered(depth);
     let mut next = 0;
     while let Some((first, count, result)) = reads.next().await {
         if let Err(e) = &result {
@@ -454,10 +525,9 @@ fn take_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) -> Result<(), 
         task.new_slot = space.slots.allocate();
         // The promise is kept by the slot itself from here on.
         let hot = state.components.get_mut(&task.local).and_then(|c| c.hot.get_mut(&task.chunk));
-        if let Some(hot) = hot
-            && std::mem::take(&mut hot.slot_reserved)
-        {
-            space.slots_reserved -= 1;
+        if let Some(hot) = hot {
+            hot.slot_taken = task.new_slot.is_some();
+            space.slots_reserved -= u32::from(std::mem::take(&mut hot.slot_reserved));
         }
         if task.new_slot.is_none() {
             drop(state_guard);
@@ -469,7 +539,7 @@ fn take_slots<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) -> Result<(), 
 }
 
 /// Writes all bytes home and flushes.
-async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<(), ()> {
+async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task], span: &Span) -> Result<(), ()> {
     let mut writes: Vec<(usize, u64, Vec<Buf>)> = Vec::new();
     {
         let state = group.state.borrow();
@@ -497,18 +567,22 @@ async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) -> Result<()
     let devices: BTreeSet<usize> = writes.iter().map(|w| w.0).collect();
     let bytes: u64 = writes.iter().map(|w| w.2.len() as u64 * BLOCK).sum();
     let mut failed = false;
+    let mut moved = 0;
     let mut writes = writes.into_iter();
     while writes.len() > 0 {
         // Together, not one for each that ends: one submission, one kick of the device.
         let some = writes.by_ref().take(limits::HOME_WRITES).map(|(device, at, data)| async move {
-            (device, group.devices[device].write(at, data, Durability::Volatile).await)
+            let blocks = data.len();
+            (device, blocks, group.devices[device].write(at, data, Durability::Volatile).await)
         });
-        for (device, result) in join_all(some).await {
+        for (device, blocks, result) in join_all(some).await {
+            moved += blocks;
             if let Err(e) = result {
                 group.device_failed(device, &e);
                 failed = true;
             }
         }
+        keep_pace(group, span, moved).await;
     }
     for device in devices {
         if mutant!("destage.home_not_flushed") {
@@ -533,6 +607,10 @@ fn put_back<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) {
     for task in tasks.iter().rev() {
         if let Some(slot) = task.new_slot {
             state.space[task.capacity].slots.free(slot);
+            let c = state.components.get_mut(&task.local);
+            if let Some(hot) = c.and_then(|c| c.hot.get_mut(&task.chunk)) {
+                hot.slot_taken = false;
+            }
             promise(&mut state, task.local, task.chunk);
         }
         state.ring[task.place].chunks.push_front((task.local, task.chunk));
@@ -649,6 +727,7 @@ fn install(state: &mut State, task: &Task) {
     let overlay: Vec<Overlay> =
         task.entries(c).into_iter().map(|(block, entry)| Overlay::new(block, entry)).collect();
     let hot = c.hot.entry(task.chunk).or_default();
+    hot.slot_taken = false;
     let snapshot: FixedMap<u8, Pending> = task.pending.iter().map(|p| (p.block(), *p)).collect();
     let mut left = Vec::new();
     hot.pending.retain(|p| {

@@ -10,7 +10,7 @@
 use atoll_format::superblock::SECOND_FROM_END;
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
-use atoll_world::{Buf, Disk, Durability, Nanos, World, mutant};
+use atoll_world::{Buf, Disk, Durability, Nanos, Stage, World, mutant};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -146,7 +146,10 @@ impl<W: World> Device<W> {
         self.usable().await?;
         let inner = &*self.0;
         let by = inner.world.now() + inner.deadline;
-        match inner.world.timeout_at(by, inner.disk.read(at, len)).await {
+        let begun = inner.world.stage(Stage::DiskRead);
+        let done = inner.world.timeout_at(by, inner.disk.read(at, len)).await;
+        inner.world.end_stage(Stage::DiskRead, begun);
+        match done {
             Ok(Ok(bytes)) if bytes.len() == len as usize => Ok(bytes),
             Ok(Ok(bytes)) => {
                 inner.errors.set(inner.errors.get() + 1);
@@ -181,7 +184,11 @@ impl<W: World> Device<W> {
             .timeout_at(begun + inner.deadline, inner.disk.write(at, data, durability))
             .await;
         self.judge(&format!("write at {at}"), done).await?;
-        self.note_latency(inner.world.now().since(begun));
+        let took = inner.world.now().since(begun);
+        if let Some(stages) = inner.world.stages() {
+            stages.note(Stage::DiskWrite, took);
+        }
+        self.note_latency(took);
         Ok(())
     }
 

@@ -131,6 +131,8 @@ pub(crate) struct Hot {
     pub held_until: Nanos,
     /// A slot is set aside, so that what was acknowledged can be destaged.
     pub slot_reserved: bool,
+    /// A round has taken a slot for it that is not yet its entry's.
+    pub slot_taken: bool,
     /// A page is set aside.
     pub page_reserved: bool,
     /// An entry of the chunk table is set aside.

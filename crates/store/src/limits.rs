@@ -60,6 +60,14 @@ pub const ROUND_BLOCKS: usize = 2_048;
 pub const ROUND_CHUNKS: usize = ROUND_BLOCKS;
 /// Device requests of destage, scrub and checkpoint in flight.
 pub const BACKGROUND_DEPTH: usize = 16;
+/// Reads of destage in flight while guests write.
+pub const PACED_DEPTH: usize = 2;
+/// Blocks that destage moves per second at least, once it has begun.
+pub const DESTAGE_PER_SECOND_MIN: u64 = 256;
+/// How often destage looks whether writers have become faster.
+pub const PACE_LOOK: Nanos = Nanos::from_ms(50);
+/// Over which time the speed of writers is taken.
+pub const INCOMING_WINDOW: Nanos = Nanos::from_ms(100);
 /// Writes of destage that are begun together: half a millisecond of a fast device, so that an
 /// operation behind them does not wait long.
 pub const HOME_WRITES: usize = 32;

@@ -24,7 +24,7 @@ use atoll_format::op::{BlockState, OpKind};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentOp, ComponentSpec, CopyBlock, SetTickets};
 use atoll_world::sync::Sender;
-use atoll_world::{Buf, BufMut, Durability, Nanos, World, mutant, sometimes};
+use atoll_world::{Buf, BufMut, Durability, Nanos, Stage, World, mutant, sometimes};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -91,6 +91,8 @@ pub(crate) enum Bytes {
 pub(crate) struct Item {
     pub effect: Effect,
     pub reply: Option<Sender<()>>,
+    /// Of its stage, if that is noted.
+    pub begun: Option<Nanos>,
 }
 
 impl Item {
@@ -556,10 +558,17 @@ async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
     }
     let volatile = mutant!("log.batch_not_durable");
     let durability = if volatile { Durability::Volatile } else { Durability::Durable };
+    let begun = group.world.stage(Stage::LogWrite);
+    if let (Some(stages), Some(now)) = (group.world.stages(), begun) {
+        for queued in group.queue.borrow().in_flight.iter().filter_map(|item| item.begun) {
+            stages.note(Stage::LogQueue, now.since(queued));
+        }
+    }
     if let Err(e) = group.log_device().write(at, data, durability).await {
         group.device_failed(0, &e);
         return Err(());
     }
+    group.world.end_stage(Stage::LogWrite, begun);
     if group.failed.borrow().is_some() {
         return Err(());
     }

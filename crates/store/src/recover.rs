@@ -15,7 +15,7 @@ use crate::log::crcs_of;
 use crate::open::OpenError;
 use crate::pages::PageCache;
 use crate::space::DeviceSpace;
-use crate::state::{BatchPlace, Geometry, Segment, State};
+use crate::state::{BatchPlace, Geometry, Incoming, Segment, State};
 use atoll_format::checksum::{crc, crc_append};
 use atoll_format::chunk::{
     BlockEntry, CheckpointHead, JOURNAL_HEAD_LEN, JournalHead, JournalKind, JournalRecord,
@@ -148,6 +148,7 @@ fn empty(geometry: Geometry, memory: Memory) -> State {
         record_bytes: 0,
         scrub: ScrubProgress { idle: true, ..ScrubProgress::default() },
         last_write: atoll_world::Nanos::ZERO,
+        incoming: Incoming::default(),
         recovering: true,
         round_under_way: false,
         head_waits: false,

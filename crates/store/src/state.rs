@@ -91,6 +91,30 @@ pub(crate) struct BatchPlace {
     pub segment: u64,
 }
 
+/// How fast writers fill the log, lately.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Incoming {
+    /// Where the window begins.
+    since: Nanos,
+    blocks: u64,
+    /// Smoothed over the windows before.
+    per_second: u64,
+}
+
+impl Incoming {
+    /// Blocks per second; `blocks`: of the log, ever.
+    pub(crate) fn per_second(&mut self, blocks: u64, now: Nanos) -> u64 {
+        let span = now.since(self.since);
+        if span >= limits::INCOMING_WINDOW {
+            let last = (blocks - self.blocks).saturating_mul(1_000_000_000) / span.0;
+            // What began in this window counts at once, what ended fades: a burst must not wait.
+            self.per_second = last.max((self.per_second * 3 + last) / 4);
+            (self.since, self.blocks) = (now, blocks);
+        }
+        self.per_second
+    }
+}
+
 /// See the file.
 pub(crate) struct State {
     pub geometry: Geometry,
@@ -129,6 +153,7 @@ pub(crate) struct State {
     pub events: VecDeque<StoreEvent>,
     pub scrub: ScrubProgress,
     pub last_write: Nanos,
+    pub incoming: Incoming,
     /// The maps of slots and pages are not built yet.
     pub recovering: bool,
     /// Destage holds slots that no chunk refers to yet.
@@ -308,7 +333,11 @@ impl State {
         let leaves_trace = !(discards && untouched);
         let wants_entry = leaves_trace && !is_present(&entry) && !has_entry;
         let wants_page = leaves_trace && (partial || writes) && entry.page == NONE && !has_page;
-        let owns_slot = entry.slot != NONE || known.is_some_and(|h| h.extra_slot().is_some());
+        let owns_slot =
+            entry.slot != NONE || known.is_some_and(|h| h.slot_taken || h.extra_slot().is_some());
+        if writes && known.is_some_and(|h| h.slot_taken) {
+            sometimes!("store.append.while_its_slot_is_taken");
+        }
         let wants_slot = writes && !owns_slot && !has_slot;
         let space = &mut self.space[usize::from(c.device)];
         let entries_max = u64::from(self.geometry.entries_max);

@@ -21,7 +21,7 @@ use atoll_world::components::{
     ReadBlocks, SET_TICKETS_MAX, ScrubProgress, SetTickets, StoreCounters, StoreError, StoreEvent,
 };
 use atoll_world::sync::{Receiver, oneshot};
-use atoll_world::{Nanos, World, mutant, sometimes};
+use atoll_world::{Nanos, Stage, World, mutant, sometimes};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -68,7 +68,8 @@ impl<W: World> Store<W> {
     fn queue(&self, effect: Effect) -> Result<Receiver<()>, StoreError> {
         let (reply, wait) = oneshot();
         let mut queue = self.group.queue.borrow_mut();
-        queue.items.push_back(Item { effect, reply: Some(reply) });
+        let begun = self.group.world.stage(Stage::LogQueue);
+        queue.items.push_back(Item { effect, reply: Some(reply), begun });
         drop(queue);
         self.group.log_work.notify_all();
         Ok(wait)

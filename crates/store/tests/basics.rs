@@ -7,7 +7,9 @@ use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
 use atoll_store::check;
 use atoll_world::Nanos;
 use atoll_world::components::{Components, Copy, CopyBlock, SetTickets, StoreError};
-use common::{Machine, content, formatted, make, plain_op, versions, write_op};
+use common::{
+    MIB, Machine, content, formatted, formatted_with_log, make, plain_op, versions, write_op,
+};
 
 const ID: ComponentId = ComponentId(1);
 
@@ -196,6 +198,55 @@ fn discards_free_space_and_leave_tombstones() {
     assert_eq!(used(&store), 0);
     store.audit().expect("adds up");
     assert_eq!(store.list(), []);
+}
+
+/// Writers that bring so many blocks a second find the mover at work at every moment and never in a
+/// burst, and the log neither fills nor empties.
+#[test]
+fn blocks_go_home_as_fast_as_writers_bring_new_ones_and_evenly() {
+    const WRITERS: u64 = 16;
+    const TICK: Nanos = Nanos::from_ms(1);
+    const WINDOW: u64 = 250;
+    let m = Machine::new(1, &formatted_with_log(64 * MIB));
+    let store = m.store();
+    let session = m.world.run(make(&store, 1, 20_000)).expect("runs").expect("made");
+    let mut seq = 0;
+    let mut moved = Vec::new();
+    let mut most_writes = 0;
+    for tick in 0..5_000u64 {
+        let appends = (0..WRITERS).map(|i| {
+            seq += 1;
+            // Scattered: one block of a chunk after the other chunks.
+            let block = (seq * 7919 % 20_000) as u32;
+            let mut op = write_op(seq, block, &[seq % 7 + 1]);
+            // Those of the ticks before are done with.
+            op.committed = Seq(seq - i - 1);
+            op.ticket.settled_below = (seq - i) as u32;
+            store.append(ID, session, op)
+        });
+        let all = appends.collect::<Vec<_>>();
+        let done = m.world.run(futures_util::future::join_all(all)).expect("runs");
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+        let before = m.disks[0].writes();
+        m.world.pass(TICK);
+        if tick > 2_500 {
+            most_writes = most_writes.max(m.disks[0].writes() - before);
+        }
+        if tick % WINDOW == 0 {
+            moved.push((store.counters().destaged_bytes / 4096, store.space().log_fill));
+        }
+    }
+    store.audit().expect("adds up");
+    // From when it has found its balance on.
+    let settled = &moved[moved.len() / 2..];
+    let brought = WRITERS * WINDOW;
+    for pair in settled.windows(2) {
+        let (blocks, fill) = (pair[1].0 - pair[0].0, pair[1].1);
+        assert!((brought / 4..brought * 2).contains(&blocks), "{blocks} of {brought}: {moved:?}");
+        // Half way between where it begins to move and where it stops for nobody.
+        assert!((108..148).contains(&fill), "{fill} of 255: {moved:?}");
+    }
+    assert!(most_writes <= 4 * 32, "{most_writes} in {TICK:?}: a burst");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::peers::{ConnOf, Inner, Link, Peer};
 use atoll_format::frame::{
     FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
-use atoll_world::{Conn, Lane, Nanos, Net, Packet, World};
+use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::select;
 use std::cell::Cell;
 use std::pin::pin;
@@ -201,7 +201,8 @@ fn on_answer<W: World, S: Service>(
     }
     let found = peer.lanes[lane as usize].calls.borrow_mut().on_reply(head.request_id);
     match found {
-        Found::Caller(answer) => {
+        Found::Caller(answer, begun) => {
+            inner.world.end_stage(Stage::Peer, begun);
             let result = if head.kind == FrameKind::Refuse {
                 Err(String::from_utf8_lossy(&packet.body).into_owned())
             } else {

@@ -28,11 +28,14 @@ pub(crate) struct Call<T> {
     pub(crate) cost: u64,
     pub(crate) deadline: Nanos,
     pub(crate) answer: Answer<T>,
+    /// Of its stage, if that is noted.
+    pub(crate) begun: Option<Nanos>,
 }
 
 struct Sent<T> {
     cost: u64,
     deadline: Nanos,
+    begun: Option<Nanos>,
     /// None once its deadline has passed.
     answer: Option<Answer<T>>,
 }
@@ -68,8 +71,8 @@ pub(crate) struct Outgoing<T> {
 
 /// What a reply found.
 pub(crate) enum Found<T> {
-    /// Who waits for it.
-    Caller(Answer<T>),
+    /// Who waits for it, and when its stage began if that is noted.
+    Caller(Answer<T>, Option<Nanos>),
     /// Its deadline has passed.
     Late,
     /// No request of that id is unanswered: the peer is confused.
@@ -129,7 +132,8 @@ impl<T> Outgoing<T> {
         self.next_id += 1;
         self.waiting_bytes -= cost;
         self.sent_bytes += cost;
-        let sent = Sent { cost, deadline: call.deadline, answer: Some(call.answer) };
+        let (deadline, begun, answer) = (call.deadline, call.begun, Some(call.answer));
+        let sent = Sent { cost, deadline, begun, answer };
         self.sent.insert(id, sent);
         Some((id, call.message))
     }
@@ -141,7 +145,7 @@ impl<T> Outgoing<T> {
         let Some(sent) = self.sent.remove(&id) else { return Found::Unknown };
         self.sent_bytes -= sent.cost;
         match sent.answer {
-            Some(answer) => Found::Caller(answer),
+            Some(answer) => Found::Caller(answer, sent.begun),
             None => Found::Late,
         }
     }
@@ -232,7 +236,7 @@ mod tests {
             payload: vec![],
             payload_checked_by_receiver: false,
         };
-        (Call { message, cost, deadline: Nanos(deadline), answer }, heard)
+        (Call { message, cost, deadline: Nanos(deadline), answer, begun: None }, heard)
     }
 
     fn push(out: &mut Outgoing<u8>, cost: u64, deadline: u64) -> Heard {
@@ -258,15 +262,15 @@ mod tests {
         assert_eq!(out.next().unwrap().0, 1);
         assert_eq!(out.next().unwrap().0, 2);
         assert!(out.next().is_none(), "two are sent");
-        assert!(matches!(out.on_reply(2), Found::Caller(_)));
+        assert!(matches!(out.on_reply(2), Found::Caller(..)));
         assert_eq!(out.next().unwrap().0, 3);
-        assert!(matches!(out.on_reply(3), Found::Caller(_)));
+        assert!(matches!(out.on_reply(3), Found::Caller(..)));
         assert!(matches!(out.on_reply(3), Found::Unknown));
         assert_eq!(out.next().unwrap().0, 4);
         let _big = push(&mut out, 100, 9);
-        assert!(matches!(out.on_reply(1), Found::Caller(_)));
+        assert!(matches!(out.on_reply(1), Found::Caller(..)));
         assert!(out.next().is_none(), "1 + 100 bytes are too many");
-        assert!(matches!(out.on_reply(4), Found::Caller(_)));
+        assert!(matches!(out.on_reply(4), Found::Caller(..)));
         assert_eq!(out.next().unwrap().0, 5);
     }
 

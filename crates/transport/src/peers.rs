@@ -19,7 +19,7 @@ use atoll_format::frame::{
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_world::buf::total_len;
 use atoll_world::sync::{Notify, Receiver, oneshot};
-use atoll_world::{Conn, Lane, Nanos, Net, Packet, World, mutant};
+use atoll_world::{Conn, Lane, Nanos, Net, Packet, Persist, Stage, World, mutant};
 use futures_util::future::{pending, select};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -528,7 +528,7 @@ impl<W: World, S: Service> Inner<W, S> {
         lane: Lane,
         request: S::Request,
         deadline: Nanos,
-    ) -> Pending<S::Reply> {
+    ) -> Pending<W, S::Reply> {
         let refuse = |error| Pending::Ready(Some(Err(self.unreachable(error))));
         self.count(|c| c.calls_remote += 1);
         let peer = self.peers.borrow().get(&to).cloned();
@@ -541,11 +541,12 @@ impl<W: World, S: Service> Inner<W, S> {
         if body > u64::from(BODY_MAX) || payload > u64::from(PAYLOAD_MAX) {
             return refuse(CallError::TooLarge);
         }
+        let begun = if lane == Lane::Data { self.world.stage(Stage::Peer) } else { None };
         let (answer, receiver) = oneshot();
         let cost = cost(body, payload, reply_bytes);
         let pushed = {
             let mut calls = peer.lanes[lane as usize].calls.borrow_mut();
-            calls.push(Call { message, cost, deadline, answer })
+            calls.push(Call { message, cost, deadline, answer, begun })
         };
         if let Err((_, error)) = pushed {
             return refuse(error);
@@ -555,33 +556,31 @@ impl<W: World, S: Service> Inner<W, S> {
         Pending::Waiting(receiver)
     }
 
-    fn call_self(self: &Rc<Self>, request: S::Request, deadline: Nanos) -> Pending<S::Reply> {
+    fn call_self(self: &Rc<Self>, request: S::Request, deadline: Nanos) -> Pending<W, S::Reply> {
         self.count(|c| c.calls_local += 1);
         if self.local.borrow().len() >= LOCAL_CALLS_MAX {
             return Pending::Ready(Some(Err(self.unreachable(CallError::Unreachable))));
         }
-        let mut handler = Box::pin(self.service.handle(self.identity.host, request));
-        // Whatever wakes it now is not missed: the task below polls it again first.
-        match handler.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(reply) => Pending::Ready(Some(Ok(reply))),
-            Poll::Pending => {
-                let id = self.local_next.get();
-                self.local_next.set(id + 1);
-                let (answer, receiver) = oneshot();
-                self.local.borrow_mut().insert(id, (deadline, answer));
-                self.watch_until(deadline);
-                let inner = self.clone();
-                // A task of its own, so that it runs to its end as a remote one would.
-                self.world.spawn(async move {
-                    let reply = handler.await;
-                    let caller = inner.local.borrow_mut().remove(&id);
-                    match caller {
-                        Some((_, answer)) => answer.send(Ok(reply)),
-                        None => inner.count(|c| c.replies_late += 1),
-                    }
-                });
-                Pending::Waiting(receiver)
-            }
+        let id = self.local_next.get();
+        self.local_next.set(id + 1);
+        let (answer, late) = oneshot();
+        self.local.borrow_mut().insert(id, (deadline, answer));
+        self.watch_until(deadline);
+        let handler = self.service.handle(self.identity.host, request);
+        let inner = self.clone();
+        // To its end, as a remote one would.
+        let mut handled = self.world.persist(async move {
+            let reply = handler.await;
+            let in_time = inner.local.borrow_mut().remove(&id).is_some();
+            inner.count(|c| c.replies_late += u64::from(!in_time));
+            in_time.then_some(reply)
+        });
+        // Whatever wakes it now is not missed: the caller polls it again first.
+        match Pin::new(&mut handled).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Some(reply)) => Pending::Ready(Some(Ok(reply))),
+            // The caller has been answered meanwhile.
+            Poll::Ready(None) => Pending::Waiting(late),
+            Poll::Pending => Pending::Local(Some(handled), late),
         }
     }
 
@@ -616,16 +615,18 @@ pub(crate) fn cost(body: u64, payload: u64, reply_bytes: u64) -> u64 {
 }
 
 /// What a caller waits on.
-enum Pending<T> {
+enum Pending<W: World, T: 'static> {
     Ready(Option<Result<T, CallError>>),
     Waiting(Receiver<Result<T, CallError>>),
+    /// This host's own service, while it works, and what comes first if that takes too long.
+    Local(Option<Persist<W, Option<T>>>, Receiver<Result<T, CallError>>),
 }
 
-struct CallFuture<T>(Pending<T>);
+struct CallFuture<W: World, T: 'static>(Pending<W, T>);
 
-impl<T> Unpin for CallFuture<T> {}
+impl<W: World, T> Unpin for CallFuture<W, T> {}
 
-impl<T> Future for CallFuture<T> {
+impl<W: World, T> Future for CallFuture<W, T> {
     type Output = Result<T, CallError>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
@@ -634,6 +635,17 @@ impl<T> Future for CallFuture<T> {
             Pending::Waiting(receiver) => Pin::new(receiver)
                 .poll(cx)
                 .map(|answer| answer.unwrap_or(Err(CallError::Disconnected))),
+            Pending::Local(handled, late) => {
+                if let Some(working) = handled
+                    && let Poll::Ready(done) = Pin::new(working).poll(cx)
+                {
+                    *handled = None;
+                    if let Some(reply) = done {
+                        return Poll::Ready(Ok(reply));
+                    }
+                }
+                Pin::new(late).poll(cx).map(|error| error.unwrap_or(Err(CallError::Disconnected)))
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::peers::{ConnOf, Inner, Link, Peer, cost};
 use atoll_format::frame::{
     FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
-use atoll_world::{Conn, Lane, Net, Packet, World};
+use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::StreamExt;
 use futures_util::future::{Either, poll_fn, select};
 use futures_util::stream::FuturesUnordered;
@@ -136,6 +136,7 @@ async fn refuse<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, why
 struct Running<T> {
     id: u64,
     cost: u64,
+    begun: Option<Nanos>,
     handler: Pin<Box<dyn Future<Output = T>>>,
 }
 
@@ -143,14 +144,15 @@ struct Running<T> {
 struct Done<T> {
     id: u64,
     cost: u64,
+    begun: Option<Nanos>,
     reply: T,
 }
 
 impl<T> Future for Running<T> {
     type Output = Done<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<T>> {
-        let (id, cost) = (self.id, self.cost);
-        self.handler.as_mut().poll(cx).map(|reply| Done { id, cost, reply })
+        let (id, cost, begun) = (self.id, self.cost, self.begun);
+        self.handler.as_mut().poll(cx).map(|reply| Done { id, cost, begun, reply })
     }
 }
 
@@ -159,6 +161,7 @@ struct Serving<'a, W: World, S: Service> {
     inner: &'a Inner<W, S>,
     link: &'a Link<W>,
     from: atoll_format::id::HostId,
+    lane: Lane,
     running: RefCell<FuturesUnordered<Running<S::Reply>>>,
     /// Requests and bytes of the window in use, as this side sees it.
     requests: Cell<u32>,
@@ -176,6 +179,7 @@ async fn serve<W: World, S: Service>(
         inner,
         link,
         from: peer.host,
+        lane,
         running: RefCell::default(),
         requests: Cell::new(0),
         bytes: Cell::new(0),
@@ -256,7 +260,11 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.inner.serving.set(self.inner.serving.get() + 1);
         self.inner.count(|c| c.requests_served += 1);
         let handler = Box::pin(self.inner.service.handle(self.from, request));
-        let mut running = Running { id, cost, handler };
+        let begun = match self.lane {
+            Lane::Data => self.inner.world.stage(Stage::Serve),
+            _ => None,
+        };
+        let mut running = Running { id, cost, begun, handler };
         match poll_fn(|cx| Poll::Ready(Pin::new(&mut running).poll(cx))).await {
             Poll::Ready(done) => self.finish(done),
             Poll::Pending => self.running.borrow().push(running),
@@ -275,6 +283,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.requests.set(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - done.cost);
         self.inner.serving.set(self.inner.serving.get() - 1);
+        self.inner.world.end_stage(Stage::Serve, done.begun);
         let message = done.reply.encode();
         let head = FrameHead::message(
             self.link.version,

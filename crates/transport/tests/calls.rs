@@ -231,6 +231,12 @@ fn a_local_call_is_begun_before_it_returns_and_outlives_its_caller() {
         until(&lab, || log.ended.borrow().contains(&9)).await;
         assert_eq!(a.counters().frames_sent, 0);
         assert_eq!((a.counters().calls_local, a.counters().replies_late), (5, 1));
+        // Answered before its caller looks, by the end of everything.
+        let held = a.call(A, Lane::Data, Text { takes_us: 1_000, ..text(10) }, lab.now() + MS * 50);
+        a.stop();
+        lab.sleep(MS * 5).await;
+        assert_eq!(held.await, Err(CallError::Disconnected));
+        until(&lab, || log.ended.borrow().contains(&10)).await;
     });
 }
 

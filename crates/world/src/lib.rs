@@ -13,6 +13,7 @@ pub mod directory;
 pub mod disk;
 pub mod mutant;
 pub mod net;
+pub mod stages;
 pub mod stream;
 pub mod sync;
 pub mod time;
@@ -23,10 +24,13 @@ pub use components::{Components, StoreError};
 pub use directory::{Directory, DirectoryError};
 pub use disk::{Disk, Durability};
 pub use net::{Conn, Lane, Net, Packet};
+pub use stages::{Stage, Stages};
 pub use time::{Elapsed, Nanos};
 pub use volume::{Volume, VolumeError};
 
 use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 #[allow(clippy::disallowed_types, reason = "the hasher is fixed; used for look-ups only")]
 /// A map without random iteration order surprises on hot paths: look-ups only, never iterated.
@@ -59,9 +63,32 @@ pub trait World: Clone + 'static {
     /// The cluster's state.
     fn directory(&self) -> &Self::Directory;
 
+    /// Where it is noted how long the stages of I/O take; none: nobody asks.
+    fn stages(&self) -> Option<&Stages> {
+        None
+    }
+
+    /// When a stage that now begins did so, if this one is to be noted.
+    fn stage(&self, stage: Stage) -> Option<Nanos> {
+        self.stages().filter(|stages| stages.samples(stage)).map(|_| self.now())
+    }
+
+    /// A stage ends that began then, by [`World::stage`].
+    fn end_stage(&self, stage: Stage, begun: Option<Nanos>) {
+        if let (Some(stages), Some(begun)) = (self.stages(), begun) {
+            stages.note(stage, self.now().since(begun));
+        }
+    }
+
     /// Sleeps for `span`.
     fn sleep(&self, span: Nanos) -> impl Future<Output = ()> {
         self.sleep_until(self.now() + span)
+    }
+
+    /// `task`, carried through whatever becomes of who waits for it: if what this returns is
+    /// dropped before the end, the rest runs on its own.
+    fn persist<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> Persist<Self, T> {
+        Persist { world: self.clone(), task: Some(Box::pin(task)) }
     }
 
     /// `task`'s result, or [`Elapsed`] once `at` has passed; the task is dropped then.
@@ -79,6 +106,37 @@ pub trait World: Clone + 'static {
                 Either::Left((out, _)) => Ok(out),
                 Either::Right(((), _)) => Err(Elapsed),
             }
+        }
+    }
+}
+
+/// See [`World::persist`].
+pub struct Persist<W: World, T: 'static> {
+    world: W,
+    /// None once it has ended.
+    task: Option<Pin<Box<dyn Future<Output = T>>>>,
+}
+
+impl<W: World, T> Unpin for Persist<W, T> {}
+
+impl<W: World, T> Future for Persist<W, T> {
+    type Output = T;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let task = self.task.as_mut().expect("not polled after its end");
+        let result = task.as_mut().poll(cx);
+        if result.is_ready() {
+            self.task = None;
+        }
+        result
+    }
+}
+
+impl<W: World, T> Drop for Persist<W, T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.world.spawn(async move {
+                task.await;
+            });
         }
     }
 }

@@ -5,6 +5,7 @@ use atoll_api::Endpoint;
 use atoll_format::units::parse_size;
 use atoll_sim::fault::FaultKind;
 use atoll_sim::part;
+use atoll_sim::scale::{CpuPerIo, DiskKind, Network, Place, Workload};
 use atoll_world::Nanos;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ops::Range;
@@ -74,8 +75,8 @@ pub enum Command {
     /// Show health, capacity, load and resync on one screen
     #[command(after_help = "Example: atoll status --watch")]
     Status(Status),
-    /// Show live load, the busiest first
-    #[command(after_help = "Example: atoll top volumes --interval 2")]
+    /// Show live load, the busiest first; or where its time goes
+    #[command(after_help = "Example: atoll top --profile --interval 5")]
     Top(Top),
     /// Hosts of the cluster
     #[command(subcommand)]
@@ -250,10 +251,13 @@ pub struct Top {
     /// Of what
     #[arg(value_enum, default_value = "volumes")]
     pub of: TopOf,
+    /// How long each stage of I/O takes, in the whole cluster; with -o wide also host by host
+    #[arg(long, conflicts_with = "of")]
+    pub profile: bool,
     /// Seconds between two looks
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Looks to take; without it, until Ctrl-C
+    /// Screens to show; without it, until Ctrl-C
     #[arg(long)]
     pub count: Option<u64>,
 }
@@ -578,6 +582,9 @@ pub enum SimCommand {
     /// Run fresh seeds for hours, going on where the last soak ended; keep what showed something
     #[command(after_help = "Example: atoll sim soak --dir /var/tmp/soak --time 8h")]
     Soak(SimSoak),
+    /// Measure clusters of modelled hardware in virtual time, without faults: what binds them?
+    #[command(after_help = "Example: atoll sim scale --hosts 2,4,8 --disk nvme,hdd --net 10,25")]
+    Scale(SimScale),
     /// Run the seeds that standard input names (started by `atoll sim soak`)
     #[command(hide = true)]
     #[command(after_help = "Example: atoll sim worker")]
@@ -717,6 +724,62 @@ pub struct SimSoak {
     pub corpus: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct SimScale {
+    #[command(flatten)]
+    pub points: ScalePoints,
+    /// Where chance comes from
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// I/Os of 4 KiB that are measured, a volume; of 1 MiB a sixteenth
+    #[arg(long, default_value_t = 2_000,
+          value_parser = clap::value_parser!(u64).range(100..=100_000))]
+    pub ops: u64,
+    /// CPU time of a 4 KiB I/O in us: of the owner and of another member of a write, of a read
+    #[arg(long, value_name = "US,US,US", default_value = "38,30,27", value_parser = parse_cpu)]
+    pub cpu_4k: CpuPerIo,
+    /// The same of 1 MiB
+    #[arg(long, value_name = "US,US,US", default_value = "1500,1100,700",
+          value_parser = parse_cpu)]
+    pub cpu_1m: CpuPerIo,
+}
+
+/// Every combination of these is measured.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Points (without any of these, those of docs/performance.md)")]
+#[group(multiple = true)]
+pub struct ScalePoints {
+    /// Hosts: one disk, one core and one NIC each [default: 4]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
+    pub hosts: Option<Counts>,
+    /// Volumes, spread over the hosts [default: as many as hosts]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
+    pub volumes: Option<Counts>,
+    /// Disks: nvme, ssd (SATA), hdd [default: nvme]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',',
+          value_parser = named(DiskKind::ALL, DiskKind::name))]
+    pub disk: Vec<DiskKind>,
+    /// Networks in Gbit/s: 10, 25, 100 [default: 25]
+    #[arg(long, value_name = "RATES", value_delimiter = ',',
+          value_parser = named(Network::ALL, Network::name))]
+    pub net: Vec<Network>,
+    /// Clients: with-copy (their host has a copy) or apart [default: with-copy]
+    #[arg(long, value_name = "PLACES", value_delimiter = ',',
+          value_parser = named(Place::ALL, Place::name))]
+    pub clients: Vec<Place>,
+    /// How many times as fast as the core of the bench the cores are [default: 1]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
+    pub core_speed: Option<Counts>,
+    /// Random or sequential reads or writes: rw4k, rr4k, sw1m, sr1m [default: rw4k,rr4k]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',',
+          value_parser = named(Workload::ALL, Workload::name))]
+    pub workload: Vec<Workload>,
+}
+
+/// A list such as 1,2,4 or 1-10, each from 1 to 64.
+#[derive(Clone, Debug)]
+pub struct Counts(pub Vec<u16>);
+
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let bad = || format!("'{text}' is not a range of seeds (examples: 0..2000, 0..)");
     let (from, to) = text.split_once("..").ok_or_else(bad)?;
@@ -746,6 +809,50 @@ fn parse_numbers(text: &str) -> Result<Numbers, String> {
     let bad = |_| format!("'{text}' is not a list of numbers (examples: 3,7 and none)");
     let numbers: Result<Vec<u32>, _> = text.split(',').map(|n| n.trim().parse()).collect();
     numbers.map(Numbers).map_err(bad)
+}
+
+fn parse_counts(text: &str) -> Result<Counts, String> {
+    let bad =
+        || format!("'{text}' is not a list of numbers from 1 to 64 (examples: 1,2,4 and 1-10)");
+    let number = |text: &str| {
+        let number = text.trim().parse::<u16>().ok().filter(|n| (1..=64).contains(n));
+        number.ok_or_else(bad)
+    };
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(bad());
+        }
+        all.extend(first..=last);
+    }
+    Ok(Counts(all))
+}
+
+fn parse_cpu(text: &str) -> Result<CpuPerIo, String> {
+    let bad = || format!("'{text}' is not three numbers of microseconds (example: 38,30,27)");
+    let numbers: Result<Vec<u64>, _> = text.split(',').map(|n| n.trim().parse()).collect();
+    let [write_owner, write_member, read] = numbers.map_err(|_| bad())?[..] else {
+        return Err(bad());
+    };
+    if write_member == 0 {
+        return Err(format!("'{text}': a member cannot do its part of a write in no time"));
+    }
+    let us = Nanos::from_us;
+    Ok(CpuPerIo { write_owner: us(write_owner), write_member: us(write_member), read: us(read) })
+}
+
+/// Finds one of `all` by its name.
+fn named<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let found = all.iter().copied().find(|&one| name(one) == text);
+        let names = || all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| format!("'{text}' is none of {}", names()))
+    }
 }
 
 fn parse_moment(text: &str) -> Result<Nanos, String> {

@@ -5,7 +5,7 @@ use super::args::{
     Task, Top, TopOf, Volume,
 };
 use super::out::{Failure, Format, Out, Row, Run};
-use super::{Context, args::Cli, show};
+use super::{Context, args::Cli, profile, show};
 use atoll_api::client::{Call, escape};
 use atoll_api::envelope::List;
 use atoll_api::routes::PREFIX;
@@ -137,6 +137,9 @@ fn clear(out: &Out) -> Run {
 }
 
 async fn top(context: &Context, top: Top) -> Run {
+    if top.profile {
+        return top_profile(context, &top).await;
+    }
     let mut left = top.count;
     loop {
         match top.of {
@@ -160,6 +163,31 @@ async fn top(context: &Context, top: Top) -> Run {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_secs(top.interval)).await;
+    }
+}
+
+async fn top_profile(context: &Context, top: &Top) -> Run {
+    let mut before: List<types::Profile> = context.list(get("/profiles")).await?;
+    let mut left = top.count;
+    loop {
+        tokio::time::sleep(Duration::from_secs(top.interval)).await;
+        let after: List<types::Profile> = context.list(get("/profiles")).await?;
+        let items = profile::between(&before.items, &after.items);
+        let between = List { items, ..after.clone() };
+        clear(&context.out)?;
+        context.out.whole(
+            &between,
+            |p| p.host.clone(),
+            |all| profile::screen(&context.out, all),
+        )?;
+        for host in between.items.iter().filter(|profile| !profile.detail.is_empty()) {
+            context.out.note(&format!("without {}: {}", host.host, host.detail));
+        }
+        left = left.map(|left| left.saturating_sub(1));
+        if left == Some(0) {
+            return Ok(());
+        }
+        before = after;
     }
 }
 

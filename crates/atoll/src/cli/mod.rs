@@ -8,6 +8,7 @@ pub mod args;
 mod commands;
 mod image;
 pub mod out;
+mod profile;
 mod show;
 
 use args::{Cli, Command, Globals};

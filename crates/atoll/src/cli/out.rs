@@ -144,6 +144,25 @@ impl Out {
         }
     }
 
+    /// Prints a list whose lines are not its items: as its envelope, its names, or by `text`.
+    ///
+    /// # Errors
+    /// As [`Out::data`].
+    pub fn whole<T: Serialize>(
+        &self,
+        list: &List<T>,
+        name: impl Fn(&T) -> String,
+        text: impl FnOnce(&[T]) -> String,
+    ) -> Run {
+        match self.format {
+            Format::Json | Format::Yaml => self.value(list),
+            Format::Name => {
+                self.data(&list.items.iter().map(|i| name(i) + "\n").collect::<String>())
+            }
+            Format::Table | Format::Wide => self.data(&text(&list.items)),
+        }
+    }
+
     /// Prints one thing: as its envelope, its name, or by `text`.
     ///
     /// # Errors

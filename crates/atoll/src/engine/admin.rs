@@ -4,7 +4,7 @@
 use super::meter::{Totals, add};
 use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
-use crate::control::{Change, Sample};
+use crate::control::{Change, Sample, Value};
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
@@ -836,7 +836,8 @@ impl Engine {
         let mut samples = Vec::new();
         let mut put = |name, help, counter, labels: &[(&'static str, &str)], value: f64| {
             let labels = labels.iter().map(|&(label, text)| (label, text.to_owned())).collect();
-            samples.push(Sample { name, help, counter, labels, value });
+            let value = if counter { Value::Counter(value) } else { Value::Gauge(value) };
+            samples.push(Sample { name, help, labels, value });
         };
         let host = self.config.host_name.as_str();
         let version = env!("CARGO_PKG_VERSION");
@@ -946,6 +947,7 @@ impl Engine {
         for (name, help, value) in counters {
             put(name, help, true, &own, value as f64);
         }
+        samples.extend(self.stage_samples());
         samples
     }
 }

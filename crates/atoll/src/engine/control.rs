@@ -15,8 +15,8 @@ use atoll_api::envelope::{List, Named};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, HealthCheck, Host,
-    Io, Level, Placement, Policy, PolicyCheck, Resync, ResyncPatch, Scrub, ScrubStart, Session,
-    Status, Task, Volume, VolumeCreate, VolumePatch, VolumeState,
+    Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
+    Session, Status, Task, Volume, VolumeCreate, VolumePatch, VolumeState,
 };
 use atoll_api::{Client, Code, Endpoint, Item, Problem};
 use hyper::Method;
@@ -57,26 +57,43 @@ impl EngineControl {
         self.bridge.call(|engine| async move { engine.hosts() }).await
     }
 
-    /// Asks every other host that is up, all at once, for a list of what only it knows.
-    async fn ask_all<T>(&self, path: &str) -> Answer<Vec<(String, Vec<T>)>>
+    /// Asks every other host, all at once, for a list of what only it knows: the list, or why the
+    /// host does not tell.
+    async fn ask_each<T>(&self, path: &str) -> Answer<Vec<(Host, Answer<Vec<T>>)>>
     where
         T: DeserializeOwned + Named + Send + 'static,
     {
         let mut asked = JoinSet::new();
-        for host in self.local_hosts().await? {
-            if let Some(client) = self.client_of(&host, ASK_WAIT).filter(|_| host.up) {
-                let call = Call::get(format!("{PREFIX}{path}"));
-                asked.spawn(async move { (host.name, client.list::<T>(call).await) });
-            }
-        }
         let mut all = Vec::new();
-        while let Some(answer) = asked.join_next().await {
-            if let Ok((name, Ok(List { items, .. }))) = answer {
-                all.push((name, items));
+        for host in self.local_hosts().await?.into_iter().filter(|host| host.id != self.id) {
+            match self.client_of(&host, ASK_WAIT) {
+                Some(client) if host.up => {
+                    let call = Call::get(format!("{PREFIX}{path}"));
+                    asked.spawn(async move {
+                        let said = client.list::<T>(call).await.map(|List { items, .. }| items);
+                        (host, said)
+                    });
+                }
+                _ => {
+                    let why = silence(&host);
+                    all.push((host, Err(why)));
+                }
             }
         }
-        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        while let Some(answer) = asked.join_next().await {
+            all.extend(answer);
+        }
+        all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    /// The same, of those alone that tell.
+    async fn ask_all<T>(&self, path: &str) -> Answer<Vec<(String, Vec<T>)>>
+    where
+        T: DeserializeOwned + Named + Send + 'static,
+    {
+        let each = self.ask_each(path).await?.into_iter();
+        Ok(each.filter_map(|(host, said)| Some((host.name, said.ok()?))).collect())
     }
 
     /// Adds load and clients on every other host that answers.
@@ -140,16 +157,10 @@ impl EngineControl {
         let hosts = self.local_hosts().await?;
         let found = hosts.into_iter().find(|h| h.name == host || h.id == host);
         let found = found.ok_or_else(|| Problem::not_found("host", host))?;
-        let down = |why: &str| {
-            Problem::new(Code::Unavailable, format!("host {} {why}", found.name))
-                .hint("atoll host list")
-        };
-        if !found.up {
-            return Err(down("does not answer"));
+        match self.client_of(&found, DO_WAIT) {
+            Some(client) if found.up => Ok(Some((found, client))),
+            _ => Err(silence(&found).hint("atoll host list")),
         }
-        let client = self.client_of(&found, DO_WAIT);
-        let client = client.ok_or_else(|| down("has no network.api to be asked at"))?;
-        Ok(Some((found, client)))
     }
 
     async fn everything(&self, scope: Scope) -> Answer<(Status, BTreeMap<String, Said>)> {
@@ -178,6 +189,21 @@ impl EngineControl {
             status.health.checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
         Ok((status, said))
     }
+}
+
+/// Why a host cannot be asked.
+fn silence(host: &Host) -> Problem {
+    let why = if host.up { "has no network.api to be asked at" } else { "does not answer" };
+    Problem::new(Code::Unavailable, format!("host {} {why}", host.name))
+}
+
+/// What is said of a host that told no profile.
+fn untold(host: Host, why: Problem) -> Profile {
+    let detail = match why.code {
+        Code::NoRoute => format!("its release {} has no profiles", host.release),
+        _ => why.detail,
+    };
+    Profile { host: host.name, detail, ..Profile::default() }
 }
 
 fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> Status {
@@ -450,6 +476,20 @@ impl Control for EngineControl {
         }
         Ok(sessions)
     }
+
+    async fn profiles(&self, scope: Scope) -> Answer<Vec<Profile>> {
+        let own = self.bridge.call(|engine| async move { engine.profile() }).await?;
+        let mut profiles = vec![own];
+        if scope == Scope::Cluster {
+            for (host, said) in self.ask_each::<Profile>("/profiles?scope=local").await? {
+                match said {
+                    Ok(theirs) => profiles.extend(theirs),
+                    Err(why) => profiles.push(untold(host, why)),
+                }
+            }
+        }
+        Ok(profiles)
+    }
 }
 
 impl EngineControl {
@@ -481,5 +521,37 @@ impl EngineControl {
             engine.scrub(group.as_deref(), volume.as_deref(), rate).await
         };
         self.bridge.call(scrub).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_tells_no_profile_is_named_with_the_reason() {
+        let host = |up| Host {
+            id: "1".into(),
+            name: "h".into(),
+            up,
+            fault_domain: String::new(),
+            api: String::new(),
+            peers: Vec::new(),
+            release: "0.0.9".into(),
+            groups: 0,
+            owned_volumes: 0,
+            space: atoll_api::types::Space::default(),
+            io: Io::default(),
+        };
+        let older = Problem::new(Code::NoRoute, "there is no route '/api/v1/profiles'");
+        for (up, why, says) in [
+            (true, older, "its release 0.0.9 has no profiles"),
+            (true, silence(&host(true)), "host h has no network.api to be asked at"),
+            (false, silence(&host(false)), "host h does not answer"),
+        ] {
+            let profile = untold(host(up), why);
+            assert_eq!((profile.host.as_str(), profile.detail.as_str()), ("h", says));
+            assert!(profile.stages.is_empty());
+        }
     }
 }

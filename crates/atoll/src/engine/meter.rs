@@ -6,7 +6,7 @@ use atoll_api::types::Io;
 use atoll_world::volume::{
     ExportName, Extent, Volume, VolumeError, VolumeInfo, Volumes, ZeroFlags,
 };
-use atoll_world::{Buf, Nanos, World, buf::total_len};
+use atoll_world::{Buf, Nanos, Stage, World, buf::total_len};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -233,10 +233,15 @@ impl<W: World, V: Volume> Running<'_, W, V> {
     /// It has ended; `add` says what it was.
     fn end<T>(
         self,
+        stage: Stage,
         done: Result<T, VolumeError>,
         add: impl Fn(&mut Totals, u64),
     ) -> Result<T, VolumeError> {
-        let ns = self.of.world.now().since(self.begun).0;
+        let span = self.of.world.now().since(self.begun);
+        let ns = span.0;
+        if let Some(stages) = self.of.world.stages() {
+            stages.note(stage, span);
+        }
         for cell in [&self.of.session.totals, &self.of.meter.totals] {
             let mut totals = cell.get();
             add(&mut totals, ns);
@@ -265,7 +270,7 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.read_ns += ns;
         };
         let running = self.begin();
-        running.end(self.inner.read(at, len).await, add)
+        running.end(Stage::Read, self.inner.read(at, len).await, add)
     }
     async fn write(&self, at: u64, data: Vec<Buf>) -> Result<(), VolumeError> {
         let len = total_len(&data) as u64;
@@ -275,7 +280,7 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.write_ns += ns;
         };
         let running = self.begin();
-        running.end(self.inner.write(at, data).await, add)
+        running.end(Stage::Write, self.inner.write(at, data).await, add)
     }
     async fn flush(&self) -> Result<(), VolumeError> {
         self.inner.flush().await
@@ -286,7 +291,7 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.write_ns += ns;
         };
         let running = self.begin();
-        running.end(self.inner.discard(at, len).await, add)
+        running.end(Stage::Write, self.inner.discard(at, len).await, add)
     }
     async fn zero(&self, at: u64, len: u64, flags: ZeroFlags) -> Result<(), VolumeError> {
         let add = |totals: &mut Totals, ns| {
@@ -294,7 +299,7 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
             totals.write_ns += ns;
         };
         let running = self.begin();
-        running.end(self.inner.zero(at, len, flags).await, add)
+        running.end(Stage::Write, self.inner.zero(at, len, flags).await, add)
     }
     async fn extents(&self, at: u64, len: u64, most: usize) -> Result<Vec<Extent>, VolumeError> {
         self.inner.extents(at, len, most).await

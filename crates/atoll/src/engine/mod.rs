@@ -9,6 +9,7 @@ mod admin;
 mod control;
 mod disks;
 pub mod meter;
+mod profile;
 mod room;
 mod tasks;
 
@@ -74,6 +75,8 @@ pub struct Engine {
     pub meter: Meter,
     pub slots: Vec<Slot>,
     tasks: RefCell<tasks::Book>,
+    /// When this process began.
+    began: Nanos,
     running: OnceCell<Running>,
     /// Why it does not serve yet.
     phase: RefCell<String>,
@@ -123,6 +126,7 @@ impl Engine {
             meter: Meter::default(),
             slots,
             tasks: RefCell::default(),
+            began: atoll_real::now(),
             running: OnceCell::new(),
             phase: RefCell::new("this host is starting".into()),
         })

@@ -224,6 +224,7 @@ impl<C: Control> Rest<C> {
                     format!("{} {} {} {}", s.volume, s.host, s.peer, s.since)
                 })
             }
+            Op::ProfileList => self.list(asked, control.profiles(scope).await?, |p| p.host.clone()),
         }
     }
 

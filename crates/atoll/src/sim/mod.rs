@@ -1,11 +1,13 @@
 //! `atoll sim`: seeds of the simulator on all cores, the replay of one, the least of one that
-//! fails, a picture of one, and long runs that remember what was worth it.
+//! fails, a picture of one, long runs that remember what was worth it, and clusters without faults
+//! that are measured.
 //!
 //! Invariants: a seed gives the same result on whatever thread it runs; a panic names its seed,
 //! also where it ends the program.
 
 mod many;
 mod one;
+mod scale;
 mod soak;
 mod worker;
 
@@ -45,6 +47,7 @@ pub async fn run(context: &Context, command: SimCommand) -> Run {
         SimCommand::Shrink(asked) => one::shrink(context, asked).await,
         SimCommand::Timeline(asked) => one::timeline(context, asked).await,
         SimCommand::Soak(asked) => soak::run(context, asked).await,
+        SimCommand::Scale(asked) => scale::run(context, asked).await,
         SimCommand::Worker => worker::run(),
     }
 }

@@ -6,7 +6,7 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
-use atoll::control::{Change, Control, Sample, Scope};
+use atoll::control::{Change, Control, Sample, Scope, Value};
 use atoll::rest::listen::Listeners;
 use atoll_api::types::*;
 use atoll_api::{Code, Problem};
@@ -34,6 +34,8 @@ pub struct State {
     pub level: Option<Level>,
     /// Every call waits for so long.
     pub delay: std::time::Duration,
+    /// How often profiles were asked for: every time, a second has passed.
+    pub looks: u64,
 }
 
 /// The made-up engine. Clones are the same.
@@ -92,7 +94,7 @@ impl Control for Fake {
     }
     async fn metrics(&self) -> Answer<Vec<Sample>> {
         let labels = vec![("host", "host1".to_owned())];
-        Ok(vec![Sample { name: "atoll_up", help: "One.", counter: false, labels, value: 1.0 }])
+        Ok(vec![Sample { name: "atoll_up", help: "One.", labels, value: Value::Gauge(1.0) }])
     }
     async fn status(&self, scope: Scope) -> Answer<Status> {
         let health = self.health(scope).await?;
@@ -385,6 +387,41 @@ impl Control for Fake {
             in_flight: 0,
         };
         Ok(wanted.map(session).collect())
+    }
+    async fn profiles(&self, _: Scope) -> Answer<Vec<Profile>> {
+        let mut state = self.0.lock().unwrap();
+        state.looks += 1;
+        let looks = state.looks;
+        let stage = |name: &str, sampled: u64, buckets: &[(u64, u64)], mean_ns: u64| {
+            let bucket = |&(ns, count): &(u64, u64)| ProfileBucket {
+                below_ns: Some(ns),
+                count: count * looks,
+            };
+            let noted = looks * buckets.iter().map(|(_, count)| count).sum::<u64>();
+            ProfileStage {
+                stage: name.into(),
+                about: format!("about {name}"),
+                count: noted * sampled,
+                sampled,
+                noted,
+                noted_ns: noted * mean_ns,
+                mean_ns,
+                buckets: buckets.iter().map(bucket).collect(),
+            }
+        };
+        let host = |number: u32, detail: &str, stages| Profile {
+            host: format!("host{number}"),
+            uptime_ms: 1_000 * looks,
+            stages,
+            detail: detail.into(),
+        };
+        let owner = vec![
+            stage("write", 1, &[(2_000_000, 1_582), (8_000_000, 18)], 1_500_000),
+            stage("peer", 16, &[(1_000_000, 99), (4_000_000, 1)], 900_000),
+        ];
+        let member = vec![stage("serve", 16, &[(500_000, 100)], 300_000)];
+        let away = host(3, "host host3 does not answer", Vec::new());
+        Ok(vec![host(1, "", owner), host(2, "", member), away])
     }
 }
 

@@ -22,7 +22,7 @@ use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX};
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
 use atoll_world::volume::{Volume, VolumeError, Volumes};
-use atoll_world::{Elapsed, Nanos, World, sometimes};
+use atoll_world::{Elapsed, Nanos, Stage, World, sometimes};
 use futures_util::future::{Either, FutureExt, select};
 use futures_util::select_biased;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -649,10 +649,12 @@ where
             let Some(batch) = batch.await else { return Ok(()) };
             let (replies, charge) = (batch.replies, batch.charge);
             self.sending.set(replies);
+            let begun = self.shared.world.stage(Stage::Reply);
             for step in batch.steps() {
                 self.sending_since.set(Some(self.shared.world.now()));
                 write.write_all(step).await?;
             }
+            self.shared.world.end_stage(Stage::Reply, begun);
             self.sending_since.set(None);
             self.sending.set(0);
             self.held.release(charge);

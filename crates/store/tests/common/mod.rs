@@ -590,6 +590,15 @@ pub fn formatted(devices: usize) -> Vec<Image> {
     disks.iter().map(MemDisk::image).collect()
 }
 
+/// One formatted device with so much log.
+pub fn formatted_with_log(log_bytes: u64) -> Vec<Image> {
+    let world = TestWorld::new(7);
+    let disks = [MemDisk::new(&world, Image::new(SIZE))];
+    let spec = FormatSpec { log_bytes: Some(log_bytes), ..spec(Shape::SingleTier) };
+    world.run(format_group(&world, &disks, spec)).expect("runs").expect("formats");
+    disks.iter().map(MemDisk::image).collect()
+}
+
 pub struct Machine {
     pub world: TestWorld,
     pub disks: Vec<MemDisk>,
