@@ -288,7 +288,8 @@ impl<T: Storage> Cluster<T> {
     /// The program of a host.
     async fn run_host(self, host: u16, disks: Vec<SimDisk>, world: SimWorld) {
         let groups = loop {
-            match self.0.storage.open(host, disks.clone(), world.clone()).await {
+            let disks = disks.iter().map(SimDisk::opened).collect();
+            match self.0.storage.open(host, disks, world.clone()).await {
                 Ok(groups) => break groups,
                 Err(why) => {
                     self.say(Some(host), format!("cannot open its disk group: {why}"));

@@ -120,6 +120,8 @@ struct Media {
     slow_factor: u64,
     hung: bool,
     gone: bool,
+    /// How often it has disappeared.
+    times_gone: u32,
     /// It is in another disk's place.
     misplaced: bool,
     wipes: u32,
@@ -147,7 +149,16 @@ pub struct DiskCounts {
 
 /// A disk of a host; clones are the same disk, and it outlives the lives of its host.
 #[derive(Clone)]
-pub struct SimDisk(Rc<RefCell<Media>>);
+pub struct SimDisk(Rc<RefCell<Media>>, Opened);
+
+/// How the disk was opened: a file descriptor of a disk that went is of no use when it is back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opened {
+    /// Not by a host: whatever is there now.
+    Place,
+    /// When it had gone so many times.
+    After(u32),
+}
 
 fn os<T>(code: i32) -> io::Result<T> {
     Err(io::Error::from_raw_os_error(code))
@@ -366,35 +377,39 @@ impl SimDisk {
         faults: Faults,
     ) -> Self {
         let number = name.bytes().fold(0u64, |n, b| (n * 31 + u64::from(b)) & 0xff);
-        Self(Rc::new(RefCell::new(Media {
-            executor: executor.clone(),
-            name: name.to_owned(),
-            host,
-            number,
-            profile,
-            len_bytes: len_bytes / PAGE as u64 * PAGE as u64,
-            pages: BTreeMap::new(),
-            base: BTreeMap::new(),
-            unflushed: Vec::new(),
-            latent: BTreeSet::new(),
-            pending: BTreeMap::new(),
-            held: Vec::new(),
-            next: 0,
-            completions: 0,
-            channels: vec![Nanos::ZERO; usize::from(profile.channels)],
-            bus: Nanos::ZERO,
-            booked: (Nanos::ZERO, Nanos::ZERO),
-            head: 0,
-            rates: DiskRates::default(),
-            slow_factor: 1,
-            hung: false,
-            gone: false,
-            misplaced: false,
-            wipes: 0,
-            rng,
-            faults,
-            counts: DiskCounts::default(),
-        })))
+        Self(
+            Rc::new(RefCell::new(Media {
+                executor: executor.clone(),
+                name: name.to_owned(),
+                host,
+                number,
+                profile,
+                len_bytes: len_bytes / PAGE as u64 * PAGE as u64,
+                pages: BTreeMap::new(),
+                base: BTreeMap::new(),
+                unflushed: Vec::new(),
+                latent: BTreeSet::new(),
+                pending: BTreeMap::new(),
+                held: Vec::new(),
+                next: 0,
+                completions: 0,
+                channels: vec![Nanos::ZERO; usize::from(profile.channels)],
+                bus: Nanos::ZERO,
+                booked: (Nanos::ZERO, Nanos::ZERO),
+                head: 0,
+                rates: DiskRates::default(),
+                slow_factor: 1,
+                hung: false,
+                gone: false,
+                times_gone: 0,
+                misplaced: false,
+                wipes: 0,
+                rng,
+                faults,
+                counts: DiskCounts::default(),
+            })),
+            Opened::Place,
+        )
     }
 
     fn complete(&self, id: u64) {
@@ -557,6 +572,7 @@ impl SimDisk {
             if !gone {
                 return;
             }
+            media.times_gone += 1;
             media.faults.reached(FaultKind::DiskGone);
             media.lose_unflushed(false);
             media.held.clear();
@@ -573,6 +589,17 @@ impl SimDisk {
     /// Whether it has disappeared.
     pub fn is_gone(&self) -> bool {
         self.0.borrow().gone
+    }
+
+    /// As a host opens it: once the disk disappears, this gives errors for ever.
+    #[must_use]
+    pub fn opened(&self) -> Self {
+        Self(self.0.clone(), Opened::After(self.0.borrow().times_gone))
+    }
+
+    fn is_lost_to(&self, media: &Media) -> bool {
+        let was_there = self.1 == Opened::Place || self.1 == Opened::After(media.times_gone);
+        media.gone || !was_there
     }
 
     /// A page that was ever written becomes unreadable until it is written again. False if there
@@ -732,7 +759,7 @@ impl Disk for SimDisk {
         let wait = {
             let mut media = self.0.borrow_mut();
             check(&media, at, u64::from(len));
-            if media.gone {
+            if self.is_lost_to(&media) {
                 return os(ENODEV);
             }
             if at + u64::from(len) > media.len_bytes {
@@ -755,7 +782,7 @@ impl Disk for SimDisk {
             // Direct I/O would need a copy of each of these first.
             let odd = data.iter().filter(|b| !b.is_aligned()).count();
             media.counts.unaligned_pieces += odd as u64;
-            if media.gone {
+            if self.is_lost_to(&media) {
                 return os(ENODEV);
             }
             if at + len > media.len_bytes {
@@ -775,7 +802,7 @@ impl Disk for SimDisk {
     async fn flush(&self) -> io::Result<()> {
         let wait = {
             let mut media = self.0.borrow_mut();
-            if media.gone {
+            if self.is_lost_to(&media) {
                 return os(ENODEV);
             }
             let upto = media.completions;
@@ -792,7 +819,7 @@ impl Disk for SimDisk {
     async fn discard(&self, at: u64, len: u64) -> io::Result<()> {
         let media = self.0.borrow();
         check(&media, at, len);
-        if media.gone { os(ENODEV) } else { Ok(()) }
+        if self.is_lost_to(&media) { os(ENODEV) } else { Ok(()) }
     }
 }
 
@@ -1000,12 +1027,18 @@ mod tests {
         b.disk.set_hung(false);
         b.ex.run_until(b.ex.now() + Nanos::from_ms(1));
         assert_eq!(b.read(0), [3; 4096]);
+        let before = b.disk.opened();
         b.disk.set_gone(true);
         let d = b.disk.clone();
         let error = b.run(async move { d.read(0, 4096).await }).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(19));
         b.disk.set_gone(false);
         assert_eq!(b.read(0), [3; 4096]);
+        // Nobody asked it anything meanwhile; what was unflushed is lost all the same.
+        let error = b.run(async move { before.flush().await }).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(19));
+        let again = b.disk.opened();
+        assert!(b.run(async move { again.flush().await }).is_ok());
         let old = b.disk.image();
         b.write(0, 4, Durability::Durable);
         b.disk.restore(old);

@@ -79,6 +79,11 @@ const SINCE: &[(u64, &str)] = &[
         610_003_140,
         "a takeover ended between its copies and their tickets: a retry was applied once more",
     ),
+    (
+        1_795_403_104_375,
+        "the simulator's: a disk that went and came while nobody asked it anything was as before to \
+         its host, without what had been unflushed",
+    ),
 ];
 
 /// All of them: each seed, what was wrong, and how it was run.
