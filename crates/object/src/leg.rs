@@ -7,6 +7,7 @@
 //! - there is always at least one active member (R20).
 
 use crate::limits::LATE;
+use crate::owner::Calls;
 use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, OpId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_world::components::ComponentOp;
@@ -89,19 +90,7 @@ pub(crate) struct Op {
     /// Wakes the task that drives it: membership or session changed.
     pub poke: Notify,
     /// Calls that were made for it elsewhere, for the task that drives it.
-    pub fresh: Fresh,
-}
-
-/// Calls under way that nobody waits for yet.
-#[derive(Default)]
-pub(crate) struct Fresh(
-    pub RefCell<Vec<futures_util::future::LocalBoxFuture<'static, crate::owner::Answer>>>,
-);
-
-impl std::fmt::Debug for Fresh {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Fresh({})", self.0.borrow().len())
-    }
+    pub fresh: RefCell<Calls>,
 }
 
 impl Op {
@@ -388,7 +377,7 @@ mod tests {
             acked: Cell::new(0),
             decided: Cell::new(false),
             poke: Notify::default(),
-            fresh: Fresh::default(),
+            fresh: RefCell::default(),
         })
     }
 

@@ -35,10 +35,12 @@ use atoll_world::{
 };
 use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 /// Why an owner gives no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -141,8 +143,33 @@ const CLIENTS_MAX: usize = 1024;
 
 /// The answer of one member to one append.
 pub(crate) type Answer = (u8, Session, Result<Reply, CallError>);
-/// Calls in flight of one operation.
-type Calls = FuturesUnordered<LocalBoxFuture<'static, Answer>>;
+
+/// Calls in flight of one operation: one a member, so that all are looked at when one has ended.
+#[derive(Default)]
+pub(crate) struct Calls(Vec<LocalBoxFuture<'static, Answer>>);
+
+impl std::fmt::Debug for Calls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Calls({})", self.0.len())
+    }
+}
+
+impl Calls {
+    /// The next answer; there must be a call.
+    async fn next(&mut self) -> Answer {
+        poll_fn(|cx| {
+            for i in 0..self.0.len() {
+                if let Poll::Ready(answer) = self.0[i].as_mut().poll(cx) {
+                    // In the order in which they were made: the others keep theirs.
+                    drop(self.0.remove(i));
+                    return Poll::Ready(answer);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
 
 impl<W: World, S: Components> Owner<W, S> {
     /// An owner whose epoch the directory has confirmed and whose members are attached.
@@ -244,7 +271,7 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Queues `op` for the member of that slot, behind everything sent to it before. What it cannot
     /// get in this session comes first in the next one.
-    fn send(&self, leg: &Leg, slot: u8, op: &Op, calls: &Calls) {
+    fn send(&self, leg: &Leg, slot: u8, op: &Op, calls: &mut Calls) {
         let Some(to) = leg.with_member(slot, |m| {
             if m.role.receives() && !m.role.is_awaited() || m.role == Role::Promoting {
                 m.unacked.insert(op.id.seq);
@@ -260,7 +287,7 @@ impl<W: World, S: Components> Owner<W, S> {
         let op = op.to_component_op(leg.committed());
         let request = Request::Append { component, session, op };
         let call = self.call(host, Lane::Data, request, APPEND_DEADLINE);
-        calls.push(call.map(move |reply| (slot, session, reply)).boxed_local());
+        calls.0.push(call.map(move |reply| (slot, session, reply)).boxed_local());
     }
 
     /// A session has been opened to a member: everything in flight is sent to it again at once and
@@ -273,9 +300,9 @@ impl<W: World, S: Components> Owner<W, S> {
         life: Option<Incarnation>,
     ) {
         for op in leg.on_attached(slot, session, life) {
-            let calls = Calls::new();
-            self.send(leg, slot, &op, &calls);
-            op.fresh.0.borrow_mut().extend(calls);
+            let mut calls = Calls::default();
+            self.send(leg, slot, &op, &mut calls);
+            op.fresh.borrow_mut().0.append(&mut calls.0);
         }
         leg.poke_all();
     }
@@ -318,7 +345,7 @@ impl<W: World, S: Components> Owner<W, S> {
             fresh: Default::default(),
         });
         leg.begin(op.clone());
-        let calls = Calls::new();
+        let mut calls = Calls::default();
         let here = self.0.ctx.host;
         let mut slots: Vec<(bool, u8)> = leg
             .members
@@ -331,7 +358,7 @@ impl<W: World, S: Components> Owner<W, S> {
         // Remote members first: their round trip runs beside the local write.
         slots.sort_unstable();
         for (_, slot) in slots {
-            self.send(leg, slot, &op, &calls);
+            self.send(leg, slot, &op, &mut calls);
         }
         self.world().end_stage(Stage::Queue, begun);
         // Its fate does not depend on whether its client still waits.
@@ -352,7 +379,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 return Err(Fail::Stopped);
             }
             let poked = op.poke.notified();
-            calls.extend(op.fresh.0.take());
+            calls.0.append(&mut op.fresh.borrow_mut().0);
             if leg.decide(&op) {
                 break;
             }
@@ -360,7 +387,7 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         // The next overlapping operation may start.
         drop(guard);
-        if !calls.is_empty() {
+        if !calls.0.is_empty() {
             self.world().spawn(self.clone().see_off(leg, op, calls));
         }
         Ok(())
@@ -370,8 +397,8 @@ impl<W: World, S: Components> Owner<W, S> {
     async fn see_off(self, leg: Rc<Leg>, op: Rc<Op>, mut calls: Calls) {
         loop {
             let poked = op.poke.notified();
-            calls.extend(op.fresh.0.take());
-            if self.is_stopped() || calls.is_empty() {
+            calls.0.append(&mut op.fresh.borrow_mut().0);
+            if self.is_stopped() || calls.0.is_empty() {
                 return;
             }
             self.next_answer(&leg, &op, &mut calls, poked).await;
@@ -380,10 +407,11 @@ impl<W: World, S: Components> Owner<W, S> {
 
     /// Until a member has answered, or something else about the operation has changed.
     async fn next_answer(&self, leg: &Rc<Leg>, op: &Op, calls: &mut Calls, poked: Notified) {
-        if calls.is_empty() {
+        if calls.0.is_empty() {
             return poked.await;
         }
-        if let Either::Left((Some((slot, session, reply)), _)) = select(calls.next(), poked).await {
+        let answer = pin!(calls.next());
+        if let Either::Left(((slot, session, reply), _)) = select(answer, poked).await {
             self.on_answer(leg, op, slot, session, reply);
         }
     }

@@ -91,6 +91,12 @@ impl<D: Directory> World for RealWorld<D> {
     fn directory(&self) -> &D {
         &self.0.directory
     }
+    fn request_begins(&self) {
+        vigil::request_begins();
+    }
+    fn request_ends(&self) {
+        vigil::request_ends();
+    }
     fn stages(&self) -> Option<&Stages> {
         Some(&self.0.stages)
     }

@@ -7,10 +7,13 @@
 //! longer after a sleep that was short, shorter after a long one. Who else wants the processor
 //! gets it first.
 //!
+//! A shard that works on many requests sleeps as soon as it has nothing to do: each waking then
+//! serves several of them, and whoever they are for can use the processor.
+//!
 //! Invariants: nothing to do for longer than the window means asleep; events further apart than
 //! the longest window, and peers that have nothing for a disk, keep nobody awake.
 
-use crate::limits::{AWAKE_MAX, AWAKE_MIN};
+use crate::limits::{AWAKE_MAX, AWAKE_MIN, AWAKE_REQUESTS};
 use crate::{now, uring};
 use atoll_world::Nanos;
 use std::cell::Cell;
@@ -26,14 +29,22 @@ struct Vigil {
     max: Cell<Nanos>,
     /// Of the task, while it sleeps.
     asleep: Cell<Option<Waker>>,
+    /// Requests under way.
+    requests: Cell<u32>,
 }
 
+impl Vigil {
+    fn is_wanted(&self) -> bool {
+        self.window.get() > Nanos::ZERO && self.requests.get() <= AWAKE_REQUESTS
+    }
+}
 thread_local! {
     static VIGIL: Vigil = const { Vigil {
         last: Cell::new(Nanos::ZERO),
         window: Cell::new(Nanos::ZERO),
         max: Cell::new(AWAKE_MAX),
         asleep: Cell::new(None),
+        requests: Cell::new(0),
     } };
 }
 
@@ -60,7 +71,7 @@ pub(crate) fn stir() {
         let quiet = now.since(vigil.last.replace(now));
         let Some(sleeper) = vigil.asleep.take() else { return };
         vigil.window.set(next_window(vigil.window.get(), quiet, vigil.max.get()));
-        if vigil.window.get() > Nanos::ZERO {
+        if vigil.is_wanted() {
             sleeper.wake();
         } else {
             vigil.asleep.set(Some(sleeper));
@@ -68,15 +79,27 @@ pub(crate) fn stir() {
     });
 }
 
+/// One more request is under way.
+pub(crate) fn request_begins() {
+    VIGIL.with(|vigil| vigil.requests.set(vigil.requests.get() + 1));
+}
+
+/// One has ended.
+pub(crate) fn request_ends() {
+    // The thread may be ending, and its vigil gone.
+    let _ = VIGIL.try_with(|vigil| vigil.requests.set(vigil.requests.get().saturating_sub(1)));
+}
+
 /// The task that keeps its shard awake. Never ends.
 pub(crate) async fn keep() {
     loop {
         let mut seen = None;
         loop {
-            let (last, window) = VIGIL.with(|vigil| (vigil.last.get(), vigil.window.get()));
+            let (last, window, is_wanted) =
+                VIGIL.with(|vigil| (vigil.last.get(), vigil.window.get(), vigil.is_wanted()));
             // Others first, as soon as there is nothing to do.
             if seen.replace(last) == Some(last) {
-                if now().since(last) >= window {
+                if !is_wanted || now().since(last) >= window {
                     break;
                 }
                 rustix::thread::sched_yield();
@@ -99,7 +122,8 @@ pub(crate) async fn keep() {
 
 #[cfg(test)]
 mod tests {
-    use super::{AWAKE_MAX, AWAKE_MIN, next_window, stir};
+    use super::{AWAKE_MAX, AWAKE_MIN, AWAKE_REQUESTS};
+    use super::{VIGIL, next_window, request_begins, request_ends, stir};
     use crate::{now, run, sleep_until};
     use atoll_world::Nanos;
     use rustix::time::{ClockId, clock_gettime};
@@ -134,6 +158,21 @@ mod tests {
             (cpu() - cpu_before) / 0.3
         })
         .unwrap()
+    }
+
+    #[test]
+    fn a_shard_with_many_requests_does_not_look() {
+        VIGIL.with(|vigil| {
+            vigil.window.set(AWAKE_MAX);
+            (0..AWAKE_REQUESTS).for_each(|_| request_begins());
+            assert!(vigil.is_wanted());
+            request_begins();
+            assert!(!vigil.is_wanted());
+            request_ends();
+            assert!(vigil.is_wanted());
+            vigil.window.set(Nanos::ZERO);
+            assert!(!vigil.is_wanted());
+        });
     }
 
     #[test]

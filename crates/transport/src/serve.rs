@@ -12,10 +12,9 @@ use crate::peers::{ConnOf, Inner, Link, Peer, cost};
 use atoll_format::frame::{
     FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
+use atoll_world::many::Many;
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
-use futures_util::StreamExt;
 use futures_util::future::{Either, poll_fn, select};
-use futures_util::stream::FuturesUnordered;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -162,7 +161,7 @@ struct Serving<'a, W: World, S: Service> {
     link: &'a Link<W>,
     from: atoll_format::id::HostId,
     lane: Lane,
-    running: RefCell<FuturesUnordered<Running<S::Reply>>>,
+    running: RefCell<Many<Running<S::Reply>>>,
     /// Requests and bytes of the window in use, as this side sees it.
     requests: Cell<u32>,
     bytes: Cell<u64>,
@@ -200,7 +199,7 @@ async fn serve<W: World, S: Service>(
         poll_fn(|cx| {
             reading = reading && reader.as_mut().poll(cx).is_pending();
             loop {
-                let next = serving.running.borrow_mut().poll_next_unpin(cx);
+                let next = serving.running.borrow_mut().poll_next(cx);
                 match next {
                     Poll::Ready(Some(done)) => serving.finish(done),
                     Poll::Ready(None) if !reading => return Poll::Ready(()),
@@ -261,13 +260,15 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.inner.count(|c| c.requests_served += 1);
         let handler = Box::pin(self.inner.service.handle(self.from, request));
         let begun = match self.lane {
-            Lane::Data => self.inner.world.stage(Stage::Serve),
+            Lane::Data => {
+                self.inner.world.request_begins();
+                self.inner.world.stage(Stage::Serve)
+            }
             _ => None,
         };
-        let mut running = Running { id, cost, begun, handler };
-        match poll_fn(|cx| Poll::Ready(Pin::new(&mut running).poll(cx))).await {
-            Poll::Ready(done) => self.finish(done),
-            Poll::Pending => self.running.borrow().push(running),
+        let first = self.running.borrow_mut().push_polled(Running { id, cost, begun, handler });
+        if let Poll::Ready(done) = first {
+            self.finish(done);
         }
         Ok(())
     }
@@ -283,6 +284,9 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.requests.set(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - done.cost);
         self.inner.serving.set(self.inner.serving.get() - 1);
+        if self.lane == Lane::Data {
+            self.inner.world.request_ends();
+        }
         self.inner.world.end_stage(Stage::Serve, done.begun);
         let message = done.reply.encode();
         let head = FrameHead::message(

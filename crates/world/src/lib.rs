@@ -11,6 +11,7 @@ pub mod buf;
 pub mod components;
 pub mod directory;
 pub mod disk;
+pub mod many;
 pub mod mutant;
 pub mod net;
 pub mod stages;
@@ -62,6 +63,12 @@ pub trait World: Clone + 'static {
     fn net(&self) -> &Self::Net;
     /// The cluster's state.
     fn directory(&self) -> &Self::Directory;
+
+    /// A request of a client or, on the data lane, of a peer is being worked on from now on: the
+    /// more of them, the less each waits for.
+    fn request_begins(&self) {}
+    /// One of them has ended.
+    fn request_ends(&self) {}
 
     /// Where it is noted how long the stages of I/O take; none: nobody asks.
     fn stages(&self) -> Option<&Stages> {

@@ -19,13 +19,13 @@ use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
 use super::session::{End, Event, Open, Refused, Request, Room, Session, Why};
 use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX};
+use atoll_world::many::Many;
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
 use atoll_world::volume::{Volume, VolumeError, Volumes};
 use atoll_world::{Elapsed, Nanos, Stage, World, sometimes};
 use futures_util::future::{Either, FutureExt, select};
 use futures_util::select_biased;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -183,6 +183,22 @@ impl<W: World, V: Volumes> Server<W, V> {
     }
 }
 
+/// A request that is being worked on, until it is dropped.
+struct UnderWay<W: World>(W);
+
+impl<W: World> UnderWay<W> {
+    fn begin(world: &W) -> Self {
+        world.request_begins();
+        Self(world.clone())
+    }
+}
+
+impl<W: World> Drop for UnderWay<W> {
+    fn drop(&mut self) {
+        self.0.request_ends();
+    }
+}
+
 /// One of the connections that are allowed.
 struct Slot<'a, W, V>(&'a Shared<W, V>);
 
@@ -223,8 +239,12 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     held: Held { shared: self, bytes: Cell::new(0) },
                     replies: session.replies(),
                     fence,
-                    start: |request, running| run::run(&self.world, &volume, request, running),
-                    requests: RefCell::new(FuturesUnordered::new()),
+                    start: |request, running| {
+                        let under_way = UnderWay::begin(&self.world);
+                        run::run(&self.world, &volume, request, running)
+                            .inspect(|_| drop(under_way))
+                    },
+                    requests: RefCell::default(),
                     out: RefCell::new(out),
                     sending: Cell::new(0),
                     sending_since: Cell::new(None),
@@ -418,7 +438,7 @@ struct Transmission<'a, W, V, S, F> {
     /// Makes a future of a request.
     start: S,
     /// Requests under way; polled in [`Transmission::collect`] only.
-    requests: RefCell<FuturesUnordered<F>>,
+    requests: RefCell<Many<F>>,
     out: RefCell<Outbox>,
     /// Answers taken from `out` and not yet written.
     sending: Cell<usize>,
@@ -604,7 +624,7 @@ where
         poll_fn(|cx| {
             let mut any = false;
             let mut requests = self.requests.borrow_mut();
-            while let Poll::Ready(Some(done)) = requests.poll_next_unpin(cx) {
+            while let Poll::Ready(Some(done)) = requests.poll_next(cx) {
                 any = true;
                 self.answer(done);
             }
