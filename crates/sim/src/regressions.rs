@@ -81,8 +81,8 @@ const SINCE: &[(u64, &str)] = &[
     ),
     (
         1_795_403_104_375,
-        "the simulator's: a disk that went and came while nobody asked it anything was as before to \
-         its host, without what had been unflushed",
+        "a disk went and came back while nobody asked it anything: its host flushed, and what the \
+         disk had lost was not seen (the simulator's flaw: a descriptor of it is of no use then)",
     ),
 ];
 
