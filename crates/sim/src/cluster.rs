@@ -158,6 +158,8 @@ struct Inner<T: Storage> {
     spec: ClusterSpec,
     storage: T,
     nodes: RefCell<Vec<Running<T>>>,
+    /// The disks of each host as its life has opened them.
+    opened: RefCell<Vec<Vec<SimDisk>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
     /// The host whose blocks may be bad; none: nothing is known about that.
@@ -224,11 +226,12 @@ impl<T: Storage> Cluster<T> {
     pub fn new(rig: Rig, spec: ClusterSpec, storage: T) -> Self {
         let book = |(size, _): &(u64, Policy)| Book::new(rig.executor(), *size, spec.ops);
         let books = spec.volumes.iter().map(book).collect();
-        let nodes = (0..rig.hosts()).map(|_| None).collect();
+        let nodes: Vec<_> = (0..rig.hosts()).map(|_| None).collect();
         let cluster = Self(Rc::new(Inner {
             rig: rig.clone(),
             spec,
             storage,
+            opened: RefCell::new(vec![Vec::new(); nodes.len()]),
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
@@ -288,7 +291,8 @@ impl<T: Storage> Cluster<T> {
     /// The program of a host.
     async fn run_host(self, host: u16, disks: Vec<SimDisk>, world: SimWorld) {
         let groups = loop {
-            let disks = disks.iter().map(SimDisk::opened).collect();
+            let disks: Vec<_> = disks.iter().map(SimDisk::opened).collect();
+            self.0.opened.borrow_mut()[usize::from(host)].clone_from(&disks);
             match self.0.storage.open(host, disks, world.clone()).await {
                 Ok(groups) => break groups,
                 Err(why) => {
@@ -700,13 +704,15 @@ impl<T: Storage> Cluster<T> {
         self.walk_disks(victim).await;
     }
 
-    /// Restarts the hosts whose disk group has failed, and no other: as an administrator does who
-    /// has put the disk right.
+    /// Restarts the hosts whose disk group has failed, or will as soon as it asks its disk, which
+    /// went and came, for anything; and no other: as an administrator does who has put the disk
+    /// right.
     fn restart_failed(&self) {
         for host in 0..self.0.rig.hosts() {
             let Some(node) = self.node(host) else { continue };
             let stores = node.objects().members().stores();
-            if stores.iter().any(|store| self.0.storage.failed(store).is_some()) {
+            let gone = self.0.opened.borrow()[usize::from(host)].iter().any(SimDisk::is_lost);
+            if gone || stores.iter().any(|store| self.0.storage.failed(store).is_some()) {
                 self.restart(host);
             }
         }

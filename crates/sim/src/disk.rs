@@ -597,6 +597,11 @@ impl SimDisk {
         Self(self.0.clone(), Opened::After(self.0.borrow().times_gone))
     }
 
+    /// Whether it has disappeared since this was opened.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost_to(&self.0.borrow())
+    }
+
     fn is_lost_to(&self, media: &Media) -> bool {
         let was_there = self.1 == Opened::Place || self.1 == Opened::After(media.times_gone);
         media.gone || !was_there
