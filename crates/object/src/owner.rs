@@ -704,3 +704,51 @@ pub(crate) fn covering(offset: u64, len: u64) -> BlockRange {
 pub(crate) fn whole_blocks(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Calls};
+    use crate::message::Reply;
+    use atoll_format::id::Session;
+    use atoll_world::sync::oneshot;
+    use futures_util::FutureExt;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Context, Poll, Wake};
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A request that wakes itself for nothing lets the answers and packets of a batch leave alone.
+    #[test]
+    fn waiting_for_answers_wakes_nobody_until_there_is_one() {
+        let mut calls = Calls::default();
+        let mut ends: Vec<_> = (0..3u8)
+            .map(|slot| {
+                let (end, ends) = oneshot::<()>();
+                let answer = move |_| -> Answer { (slot, Session::default(), Ok(Reply::Done)) };
+                calls.0.push(ends.map(answer).boxed_local());
+                Some(end)
+            })
+            .collect();
+        let wakings = Arc::<Count>::default();
+        let waker = wakings.clone().into();
+        for (turn, slot) in [1u8, 0, 2].into_iter().enumerate() {
+            let mut next = pin!(calls.next());
+            assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(wakings.0.load(Ordering::Relaxed), turn as u32);
+            drop(ends[usize::from(slot)].take());
+            let Poll::Ready((from, ..)) = next.poll(&mut Context::from_waker(&waker)) else {
+                panic!("its answer is there");
+            };
+            assert_eq!(from, slot);
+        }
+    }
+}

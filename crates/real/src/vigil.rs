@@ -11,7 +11,8 @@
 //! serves several of them, and whoever they are for can use the processor.
 //!
 //! Invariants: nothing to do for longer than the window means asleep; events further apart than
-//! the longest window, and peers that have nothing for a disk, keep nobody awake.
+//! the longest window, peers that have nothing for a disk, and more than [`AWAKE_REQUESTS`] under
+//! way keep nobody awake.
 
 use crate::limits::{AWAKE_MAX, AWAKE_MIN, AWAKE_REQUESTS};
 use crate::{now, uring};
@@ -38,6 +39,7 @@ impl Vigil {
         self.window.get() > Nanos::ZERO && self.requests.get() <= AWAKE_REQUESTS
     }
 }
+
 thread_local! {
     static VIGIL: Vigil = const { Vigil {
         last: Cell::new(Nanos::ZERO),
