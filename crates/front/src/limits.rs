@@ -37,6 +37,12 @@ pub const PIECE_BYTES: usize = 1 << 20;
 pub const DIRECT_BYTES_MIN: usize = 8 << 10;
 /// Bytes handed to one `write_all`: the step in which a slow reader's progress is seen.
 pub const WRITE_STEP_BYTES: usize = 1 << 20;
+/// How long a client that was busy with few requests at once is remembered: twice this at most.
+pub const CROWD_WINDOW: Nanos = Nanos::from_ms(50);
+/// Requests in one such window that make a client busy: 160 a second.
+pub const SHALLOW_BUSY: usize = 8;
+/// Requests under way at once that are few.
+pub const SHALLOW_MOST: usize = 4;
 /// Parts of one request, split at the volume's `max_len`, that run at once.
 pub const SPLIT_PARALLEL: usize = 4;
 
@@ -51,6 +57,8 @@ pub struct Limits {
     pub options: u32,
     /// Requests of one connection that are received and not yet answered.
     pub requests: usize,
+    /// The same while another client, with few requests at once, is busy: see `nbd::crowd`.
+    pub requests_beside: usize,
     /// Bytes of data that one connection's requests hold, until their answers are sent.
     pub connection_bytes: usize,
     /// The same for all connections of the server. A connection gets no more than what is left
@@ -72,6 +80,7 @@ impl Default for Limits {
             handshake: Nanos::from_secs(10),
             options: 128,
             requests: 256,
+            requests_beside: 8,
             connection_bytes: 64 << 20,
             server_bytes: 256 << 20,
             guaranteed_bytes: 256 << 10,

@@ -339,6 +339,47 @@ fn requests_beyond_the_limit_wait_and_all_are_answered() {
 }
 
 #[test]
+fn who_has_many_requests_under_way_leaves_room_for_who_waits_for_each() {
+    run(async {
+        let bench = Bench::new(Limits::default());
+        bench.delay.set(Nanos::from_ms(4));
+        let mut deep = bench.using().await;
+        let all = async |client: &mut Client| {
+            for cookie in 0..100 {
+                client.write(cookie, cookie * 512, &[1; 512]).await;
+            }
+        };
+        let taken = || bench.server.stats().requests;
+        all(&mut deep).await;
+        sleep(1).await;
+        assert_eq!(taken(), 100);
+        sleep(10).await;
+        let mut shallow = bench.using().await;
+        for cookie in 0..30 {
+            shallow.read(cookie, 0, 0x200).await;
+            let (answered, error) = shallow.answer().await;
+            assert_eq!((answered, error), (cookie, 0));
+            shallow.take::<512>().await;
+        }
+        // It is remembered for a while; each eight take as long as one.
+        let before = taken();
+        all(&mut deep).await;
+        sleep(1).await;
+        assert_eq!(taken() - before, 8);
+        sleep(4).await;
+        assert_eq!(taken() - before, 16);
+        sleep(100).await;
+        assert_eq!(taken() - before, 100);
+        for _ in 0..200 {
+            deep.answer().await;
+        }
+        all(&mut deep).await;
+        sleep(1).await;
+        assert_eq!(taken() - before, 200);
+    });
+}
+
+#[test]
 fn the_largest_request_is_served_even_if_two_do_not_fit() {
     run(async {
         let least = PAYLOAD_BYTES_MAX as usize;

@@ -6,6 +6,10 @@ use std::time::Duration;
 /// Operations of one shard that the ring (or the pool) works on at once; more wait in order.
 /// An NVMe drive is saturated by far less; a disk group's store issues a few dozen.
 pub const DISK_OPS_MAX: u32 = 256;
+/// Operations that are submitted at once, or answered before others get their turn. While one part
+/// of 32 requests is with the client, the next ones are with the device: with all of them at once
+/// the three wait for each other in turns. Of 4, 6, 8 and 12 this was the best.
+pub const PIECE: usize = 8;
 /// Threads of the pool that stands in for the ring, per shard.
 pub const POOL_THREADS: usize = 8;
 /// Disks of one shard whose file is registered with the ring; further ones work without.

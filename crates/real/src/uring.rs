@@ -1,9 +1,10 @@
 //! Disk I/O by io_uring: one ring per shard, used by its thread alone.
 //!
-//! Operations that begin in one turn of the scheduler are submitted by one system call: a task
-//! submits, and it runs after everything that was ready to run. The ring's file descriptor shows
-//! the runtime when something is done. Memory that an operation works on belongs to the ring
-//! until its completion, so that a future may be dropped at any time.
+//! Operations that begin in one turn of the scheduler are submitted by one system call, or in
+//! pieces of [`PIECE`]: a task submits what is left, and it runs after everything that was ready to
+//! run. It answers in such pieces, too, so that those who wait go on beside the device. The ring's
+//! file descriptor shows the runtime when something is done. Memory that an operation works on
+//! belongs to the ring until its completion, so that a future may be dropped at any time.
 //!
 //! Invariants: operations in the kernel <= `DISK_OPS_MAX` <= places for completions; an operation
 //! is answered after it has transferred all bytes, or with the device's error.
@@ -11,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use crate::disk::{Op, Outcome};
-use crate::limits::{DISK_OPS_MAX, LAST_WAIT, REGISTERED_FILES};
+use crate::limits::{DISK_OPS_MAX, LAST_WAIT, PIECE, REGISTERED_FILES};
 use atoll_world::Durability;
 use atoll_world::sync::Sender;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -183,11 +184,20 @@ impl Ring {
         Target { file: file.clone(), slot }
     }
 
-    /// Takes the operation; it is submitted at the end of this turn, or once there is room.
+    /// Takes the operation; it is submitted with others, at the end of this turn at the latest, or
+    /// once there is room.
     pub(crate) fn begin(&self, target: &Target, at: u64, op: Op, answer: Sender<Outcome>) {
         let target = target.clone();
         let flight = Flight { target, at, op, done: 0, iovecs: Vec::new(), answer };
-        self.core.state.borrow_mut().waiting.push_back(flight);
+        let waiting = {
+            let mut state = self.core.state.borrow_mut();
+            state.waiting.push_back(flight);
+            state.waiting.len()
+        };
+        // More of them wait for room in the kernel.
+        if waiting == PIECE {
+            self.core.submit();
+        }
         self.core.wake();
     }
 }
@@ -253,7 +263,8 @@ impl Core {
         }
     }
 
-    /// Submits what waits and answers what is done, until neither makes progress.
+    /// Submits what waits and answers what is done, until neither makes progress or a piece is
+    /// answered.
     fn turn(&self, cx: &mut Context<'_>, fd: &AsyncFd<RingFd>) -> Poll<()> {
         let mut waker = self.waker.borrow_mut();
         match &mut *waker {
@@ -275,6 +286,11 @@ impl Core {
             // Reaping makes room, submitting may complete at once.
             let reaped = self.reap();
             let submitted = self.submit();
+            if reaped == PIECE {
+                // The others first.
+                self.wake();
+                return Poll::Pending;
+            }
             if !shown && reaped == 0 && submitted == 0 {
                 return Poll::Pending;
             }
@@ -321,10 +337,10 @@ impl Core {
         }
     }
 
-    /// How many completions were there.
+    /// How many completions were there, at most [`PIECE`].
     fn reap(&self) -> usize {
         let mut count = 0;
-        loop {
+        while count < PIECE {
             let next = self.ring.borrow_mut().completion().next();
             let Some(entry) = next else { return count };
             count += 1;
@@ -341,6 +357,7 @@ impl Core {
                 None => state.waiting.push_front(flight),
             }
         }
+        count
     }
 }
 

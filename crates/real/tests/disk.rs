@@ -5,9 +5,14 @@ use atoll_real::{Backend, OpenError, OpenOptions, RealDisk, now, run, sleep_unti
 use atoll_world::{Buf, BufMut, Disk, Durability, Nanos};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use std::cell::Cell;
 use std::fs::File;
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const BLOCK: usize = 4096;
@@ -159,6 +164,46 @@ fn a_thousand_operations_at_once_all_end_and_none_takes_another_ones_bytes() {
             assert_eq!(read.unwrap(), content(n / 2, BLOCK), "block {n}");
         }
     });
+}
+
+/// Those who were answered first need not wait until all others are.
+#[test]
+fn many_answers_that_are_there_at_once_come_in_pieces() {
+    let dir = dir();
+    let path = file(&dir, 64);
+    run(async {
+        let disk = open(&path, Backend::Uring).unwrap();
+        let answered = Rc::new(Cell::new(0));
+        for block in 0..32 {
+            let (disk, answered) = (disk.clone(), answered.clone());
+            tokio::task::spawn_local(async move {
+                disk.read(block * 4096, 4096).await.unwrap();
+                answered.set(answered.get() + 1);
+            });
+        }
+        let seen = tokio::task::spawn_local(async move {
+            let (mut first, mut seen) = (true, vec![0]);
+            poll_fn(|cx| {
+                if std::mem::take(&mut first) {
+                    // They have begun, and end while nobody looks.
+                    let (_never, blocked) = std::sync::mpsc::channel::<()>();
+                    blocked.recv_timeout(Duration::from_millis(200)).unwrap_err();
+                }
+                seen.push(answered.get());
+                if answered.get() == 32 {
+                    return Poll::Ready(());
+                }
+                // In its turn, behind those that are ready.
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+            seen
+        });
+        let seen = seen.await.unwrap();
+        assert!(seen.windows(2).all(|pair| pair[1] - pair[0] <= 8), "{seen:?}");
+    })
+    .unwrap();
 }
 
 #[test]

@@ -1,19 +1,20 @@
 //! Moves one client's bytes: stream to session, requests to the volume, answers to the stream.
 //!
-//! One task a connection. Its turn: whatever has ended is answered, whatever has come is
-//! understood and started, and all the answers leave in one vectored write. Requests of one
+//! One task a connection. Its turn: whatever has ended is answered, and all the answers leave in
+//! one vectored write; whatever has come is understood and started. Requests of one
 //! connection run at once and are answered as they end.
 //!
-//! Invariants: requests taken on and not yet answered in full stay within
-//! [`Limits::requests`] and [`Limits::connection_bytes`], and all connections together within
-//! [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is read, and
-//! the client waits. A started request runs to its end unless its client vanishes: then it is
-//! dropped, so that it is not tried again for long and lands after what the client, started anew
-//! elsewhere, has written since. Nothing here waits for a client longer than
+//! Invariants: requests taken on and not yet answered in full stay within [`Limits::requests`] (or
+//! [`Limits::requests_beside`]) and [`Limits::connection_bytes`], and all connections together
+//! within [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is
+//! read, and the client waits. A started request runs to its end unless its client vanishes: then
+//! it is dropped, so that it is not tried again for long and lands after what the client, started
+//! anew elsewhere, has written since. Nothing here waits for a client longer than
 //! [`Limits::handshake`] or [`Limits::stall`].
 //!
 //! Absent: sockets, and what requests mean.
 
+use super::crowd::{Crowd, Guest};
 use super::fence::{Fence, Running};
 use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
@@ -53,6 +54,7 @@ struct Shared<W, V> {
     /// `bytes` has fallen.
     freed: Notify,
     fences: RefCell<BTreeMap<String, Fence>>,
+    crowd: Crowd,
     stopping: Cell<Option<Nanos>>,
     /// `stopping` or `connections` has changed.
     changed: Notify,
@@ -122,6 +124,7 @@ impl<W: World, V: Volumes> Server<W, V> {
             bytes: Cell::new(0),
             freed: Notify::default(),
             fences: RefCell::default(),
+            crowd: Crowd::default(),
             stopping: Cell::new(None),
             changed: Notify::default(),
             stats: RefCell::default(),
@@ -251,6 +254,9 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     arriving_since: Cell::new(None),
                     arriving: Cell::new(0),
                     closing: Cell::new(false),
+                    guest: Guest::default(),
+                    share: Cell::new(self.limits.requests),
+                    paused: Cell::new(false),
                 };
                 transmission.run(session, read, write).await
             }
@@ -449,6 +455,12 @@ struct Transmission<'a, W, V, S, F> {
     arriving: Cell<usize>,
     /// Nothing more will be put in `out`.
     closing: Cell<bool>,
+    /// This client as others see it.
+    guest: Guest,
+    /// How many requests may be taken on and not yet answered, because of others.
+    share: Cell<usize>,
+    /// The reading half waits only for the writing half to have had its turn.
+    paused: Cell<bool>,
 }
 
 impl<W, V, S, F> Transmission<'_, W, V, S, F>
@@ -471,21 +483,27 @@ where
             let mut expired = pin!(self.shared.stop_expired());
             let mut result = None;
             // The reading half first: what it answers in this turn, the writing half takes in the
-            // same turn. That is why the outbox wakes nobody.
+            // same turn, before more is read. That is why the outbox wakes nobody.
             poll_fn(|cx| {
-                if result.is_none()
-                    && let Poll::Ready(ended) = reading.as_mut().poll(cx)
-                {
-                    self.closing.set(true);
-                    result = Some(ended);
-                }
-                match writing.as_mut().poll(cx) {
-                    Poll::Ready(Ok(())) => {
-                        let ended = result.take().expect("it ends when the other half has");
-                        return Poll::Ready(ended);
+                loop {
+                    self.paused.set(false);
+                    if result.is_none()
+                        && let Poll::Ready(ended) = reading.as_mut().poll(cx)
+                    {
+                        self.closing.set(true);
+                        result = Some(ended);
                     }
-                    Poll::Ready(Err(error)) => return Poll::Ready(Ended::Broken(error)),
-                    Poll::Pending => {}
+                    match writing.as_mut().poll(cx) {
+                        Poll::Ready(Ok(())) => {
+                            let ended = result.take().expect("it ends when the other half has");
+                            return Poll::Ready(ended);
+                        }
+                        Poll::Ready(Err(error)) => return Poll::Ready(Ended::Broken(error)),
+                        Poll::Pending => {}
+                    }
+                    if !self.paused.get() {
+                        break;
+                    }
                 }
                 if stalled.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Ended::Stalled);
@@ -519,7 +537,7 @@ where
                 Err(end) => break ended(end),
             };
             match self.something(need, session, read).await {
-                Woken::Turn => {}
+                Woken::Turn => self.pause().await,
                 // Without a goodbye: nobody is there any more.
                 Woken::Read(Ok(0)) if !self.requests.borrow().is_empty() => {
                     return Ended::Broken(io::ErrorKind::UnexpectedEof.into());
@@ -564,6 +582,11 @@ where
     /// Starts every request that has come. The bytes that the next one has to wait for, if there
     /// is one and no room for it.
     fn understand(&self, session: &mut Session) -> Result<Option<usize>, End> {
+        let limits = &self.shared.limits;
+        let under_way = self.requests.borrow().len();
+        let crowded =
+            self.shared.crowd.has_shallow(self.shared.world.now(), &self.guest, under_way);
+        self.share.set(if crowded { limits.requests_beside } else { limits.requests });
         loop {
             let mut out = self.out.borrow_mut();
             let before = out.replies();
@@ -579,7 +602,9 @@ where
                     self.held.add(request.charge - ahead);
                     self.arriving_since.set(None);
                     let running = run::start(&self.fence, &request);
-                    self.requests.borrow_mut().push((self.start)(request, running));
+                    let mut requests = self.requests.borrow_mut();
+                    requests.push((self.start)(request, running));
+                    self.guest.begins(requests.len());
                 }
                 Event::More => {
                     let arriving = session.arriving();
@@ -602,7 +627,7 @@ where
 
     fn room(&self, out: &Outbox) -> Room {
         let taken = self.requests.borrow().len() + out.replies() + self.sending.get();
-        let requests = self.shared.limits.requests.saturating_sub(taken);
+        let requests = self.share.get().saturating_sub(taken);
         Room { requests, bytes: self.held.room() }
     }
 
@@ -630,6 +655,12 @@ where
             }
             if any { Poll::Ready(()) } else { Poll::Pending }
         })
+    }
+
+    /// Lets the writing half go first.
+    async fn pause(&self) {
+        self.paused.set(true);
+        poll_fn(|_| if self.paused.get() { Poll::Pending } else { Poll::Ready(()) }).await;
     }
 
     fn answer(&self, done: Done) {
