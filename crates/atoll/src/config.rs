@@ -99,8 +99,8 @@ pub const KEYS: &[Key] = &[
         "io.awake_us",
         Kind::Number("microseconds", AWAKE_US_MAX),
         "1000",
-        "How long to look for the next event before going to sleep, while at most 16 requests are \
-         under way; 0: not at all",
+        "How long to look for the next event before going to sleep, while at most 16 small \
+         requests are under way; 0: not at all",
     ),
     key(
         "scrub.every_days",

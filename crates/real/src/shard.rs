@@ -91,11 +91,11 @@ impl<D: Directory> World for RealWorld<D> {
     fn directory(&self) -> &D {
         &self.0.directory
     }
-    fn request_begins(&self) {
-        vigil::request_begins();
+    fn request_begins(&self, bytes: usize) {
+        vigil::request_begins(bytes);
     }
-    fn request_ends(&self) {
-        vigil::request_ends();
+    fn request_ends(&self, bytes: usize) {
+        vigil::request_ends(bytes);
     }
     fn stages(&self) -> Option<&Stages> {
         Some(&self.0.stages)

@@ -7,14 +7,15 @@
 //! longer after a sleep that was short, shorter after a long one. Who else wants the processor
 //! gets it first.
 //!
-//! A shard that works on many requests sleeps as soon as it has nothing to do: each waking then
-//! serves several of them, and whoever they are for can use the processor.
+//! A shard that works on many requests, or large ones, sleeps as soon as it has nothing to do:
+//! each waking then serves several of them or is little beside the copying, and whoever they are
+//! for can use the processor.
 //!
 //! Invariants: nothing to do for longer than the window means asleep; events further apart than
-//! the longest window, peers that have nothing for a disk, and more than [`AWAKE_REQUESTS`] under
-//! way keep nobody awake.
+//! the longest window, peers that have nothing for a disk, and more than [`AWAKE_BYTES`] under way
+//! keep nobody awake.
 
-use crate::limits::{AWAKE_MAX, AWAKE_MIN, AWAKE_REQUESTS};
+use crate::limits::{AWAKE_BYTES, AWAKE_EACH, AWAKE_MAX, AWAKE_MIN};
 use crate::{now, uring};
 use atoll_world::Nanos;
 use std::cell::Cell;
@@ -30,13 +31,13 @@ struct Vigil {
     max: Cell<Nanos>,
     /// Of the task, while it sleeps.
     asleep: Cell<Option<Waker>>,
-    /// Requests under way.
-    requests: Cell<u32>,
+    /// What is under way, in bytes.
+    load: Cell<usize>,
 }
 
 impl Vigil {
     fn is_wanted(&self) -> bool {
-        self.window.get() > Nanos::ZERO && self.requests.get() <= AWAKE_REQUESTS
+        self.window.get() > Nanos::ZERO && self.load.get() <= AWAKE_BYTES
     }
 }
 
@@ -46,7 +47,7 @@ thread_local! {
         window: Cell::new(Nanos::ZERO),
         max: Cell::new(AWAKE_MAX),
         asleep: Cell::new(None),
-        requests: Cell::new(0),
+        load: Cell::new(0),
     } };
 }
 
@@ -81,15 +82,16 @@ pub(crate) fn stir() {
     });
 }
 
-/// One more request is under way.
-pub(crate) fn request_begins() {
-    VIGIL.with(|vigil| vigil.requests.set(vigil.requests.get() + 1));
+/// One more request, of so many bytes, is under way.
+pub(crate) fn request_begins(bytes: usize) {
+    VIGIL.with(|vigil| vigil.load.set(vigil.load.get() + bytes + AWAKE_EACH));
 }
 
 /// One has ended.
-pub(crate) fn request_ends() {
+pub(crate) fn request_ends(bytes: usize) {
     // The thread may be ending, and its vigil gone.
-    let _ = VIGIL.try_with(|vigil| vigil.requests.set(vigil.requests.get().saturating_sub(1)));
+    let _ =
+        VIGIL.try_with(|vigil| vigil.load.set(vigil.load.get().saturating_sub(bytes + AWAKE_EACH)));
 }
 
 /// The task that keeps its shard awake. Never ends.
@@ -124,7 +126,7 @@ pub(crate) async fn keep() {
 
 #[cfg(test)]
 mod tests {
-    use super::{AWAKE_MAX, AWAKE_MIN, AWAKE_REQUESTS};
+    use super::{AWAKE_BYTES, AWAKE_EACH, AWAKE_MAX, AWAKE_MIN};
     use super::{VIGIL, next_window, request_begins, request_ends, stir};
     use crate::{now, run, sleep_until};
     use atoll_world::Nanos;
@@ -163,15 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_with_many_requests_does_not_look() {
+    fn a_shard_with_many_or_large_requests_does_not_look() {
         VIGIL.with(|vigil| {
             vigil.window.set(AWAKE_MAX);
-            (0..AWAKE_REQUESTS).for_each(|_| request_begins());
-            assert!(vigil.is_wanted());
-            request_begins();
-            assert!(!vigil.is_wanted());
-            request_ends();
-            assert!(vigil.is_wanted());
+            for (bytes, most) in [(4 << 10, 16), (64 << 10, 2), (1 << 20, 0)] {
+                (0..most).for_each(|_| request_begins(bytes));
+                assert!(vigil.is_wanted());
+                (0..2).for_each(|_| request_begins(bytes));
+                assert!(!vigil.is_wanted());
+                (0..most + 2).for_each(|_| request_ends(bytes));
+                assert_eq!(vigil.load.get(), 0);
+            }
             vigil.window.set(Nanos::ZERO);
             assert!(!vigil.is_wanted());
         });

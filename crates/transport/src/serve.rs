@@ -261,7 +261,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         let handler = Box::pin(self.inner.service.handle(self.from, request));
         let begun = match self.lane {
             Lane::Data => {
-                self.inner.world.request_begins();
+                self.inner.world.request_begins(cost as usize);
                 self.inner.world.stage(Stage::Serve)
             }
             _ => None,
@@ -285,7 +285,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.bytes.set(self.bytes.get() - done.cost);
         self.inner.serving.set(self.inner.serving.get() - 1);
         if self.lane == Lane::Data {
-            self.inner.world.request_ends();
+            self.inner.world.request_ends(done.cost as usize);
         }
         self.inner.world.end_stage(Stage::Serve, done.begun);
         let message = done.reply.encode();

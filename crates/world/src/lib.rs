@@ -64,11 +64,11 @@ pub trait World: Clone + 'static {
     /// The cluster's state.
     fn directory(&self) -> &Self::Directory;
 
-    /// A request of a client or, on the data lane, of a peer is being worked on from now on: the
-    /// more of them, the less each waits for.
-    fn request_begins(&self) {}
-    /// One of them has ended.
-    fn request_ends(&self) {}
+    /// A request of a client or, on the data lane, of a peer, with so many bytes of data, is being
+    /// worked on from now on: the more of them, and the larger, the less each waits for.
+    fn request_begins(&self, _bytes: usize) {}
+    /// One of so many bytes has ended.
+    fn request_ends(&self, _bytes: usize) {}
 
     /// Where it is noted how long the stages of I/O take; none: nobody asks.
     fn stages(&self) -> Option<&Stages> {

@@ -187,18 +187,18 @@ impl<W: World, V: Volumes> Server<W, V> {
 }
 
 /// A request that is being worked on, until it is dropped.
-struct UnderWay<W: World>(W);
+struct UnderWay<W: World>(W, usize);
 
 impl<W: World> UnderWay<W> {
-    fn begin(world: &W) -> Self {
-        world.request_begins();
-        Self(world.clone())
+    fn begin(world: &W, bytes: usize) -> Self {
+        world.request_begins(bytes);
+        Self(world.clone(), bytes)
     }
 }
 
 impl<W: World> Drop for UnderWay<W> {
     fn drop(&mut self) {
-        self.0.request_ends();
+        self.0.request_ends(self.1);
     }
 }
 
@@ -242,8 +242,8 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     held: Held { shared: self, bytes: Cell::new(0) },
                     replies: session.replies(),
                     fence,
-                    start: |request, running| {
-                        let under_way = UnderWay::begin(&self.world);
+                    start: |request: Request, running| {
+                        let under_way = UnderWay::begin(&self.world, request.charge);
                         run::run(&self.world, &volume, request, running)
                             .inspect(|_| drop(under_way))
                     },
