@@ -98,7 +98,7 @@ pub const KEYS: &[Key] = &[
     key(
         "io.awake_us",
         Kind::Number("microseconds", AWAKE_US_MAX),
-        "1000",
+        "300",
         "How long to look for the next event before going to sleep, while at most 16 small \
          requests are under way; 0: not at all",
     ),

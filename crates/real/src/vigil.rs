@@ -61,7 +61,7 @@ fn next_window(window: Nanos, quiet: Nanos, max: Nanos) -> Nanos {
 }
 
 /// How long at most this shard looks for the next event before it sleeps; zero: not at all.
-/// Without a word 1 ms.
+/// Without a word [`AWAKE_MAX`].
 pub fn stay_awake(max: Nanos) {
     VIGIL.with(|vigil| vigil.max.set(max));
 }
