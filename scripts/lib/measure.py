@@ -270,13 +270,19 @@ class Fio:
     def write_until(self, target, workload, enough, limit_s, period_s=1.0):
         """Runs a workload without measuring it until `enough()`, at most so long."""
         plain = plain_of(workload)
+        words = [f"--rw={plain.rw}", f"--bs={plain.size}", f"--iodepth={plain.depth}"]
+        self._until(target, [*words, *plain.extra], enough, limit_s, period_s)
+
+    def fill_log_until(self, target, enough, limit_s):
+        """Writes much through the log, without measuring it, until `enough()`."""
+        words = ["--rw=randwrite", "--bs=64k", "--iodepth=16"]
+        self._until(target, words, enough, limit_s, 0.5)
+
+    def _until(self, target, words, enough, limit_s, period_s):
         self._run(
             target,
             [
-                f"--rw={plain.rw}",
-                f"--bs={plain.size}",
-                f"--iodepth={plain.depth}",
-                *plain.extra,
+                *words,
                 "--time_based=1",
                 f"--runtime={limit_s}",
                 "--randrepeat=0",
