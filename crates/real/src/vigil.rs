@@ -126,7 +126,7 @@ pub(crate) async fn keep() {
 
 #[cfg(test)]
 mod tests {
-    use super::{AWAKE_BYTES, AWAKE_EACH, AWAKE_MAX, AWAKE_MIN};
+    use super::{AWAKE_MAX, AWAKE_MIN};
     use super::{VIGIL, next_window, request_begins, request_ends, stir};
     use crate::{now, run, sleep_until};
     use atoll_world::Nanos;

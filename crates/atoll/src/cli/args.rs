@@ -736,10 +736,10 @@ pub struct SimScale {
           value_parser = clap::value_parser!(u64).range(100..=100_000))]
     pub ops: u64,
     /// CPU time of a 4 KiB I/O in us: of the owner and of another member of a write, of a read
-    #[arg(long, value_name = "US,US,US", default_value = "38,30,27", value_parser = parse_cpu)]
+    #[arg(long, value_name = "US,US,US", default_value = "25,19,18", value_parser = parse_cpu)]
     pub cpu_4k: CpuPerIo,
     /// The same of 1 MiB
-    #[arg(long, value_name = "US,US,US", default_value = "1500,1100,700",
+    #[arg(long, value_name = "US,US,US", default_value = "850,650,520",
           value_parser = parse_cpu)]
     pub cpu_1m: CpuPerIo,
 }
@@ -831,7 +831,7 @@ fn parse_counts(text: &str) -> Result<Counts, String> {
 }
 
 fn parse_cpu(text: &str) -> Result<CpuPerIo, String> {
-    let bad = || format!("'{text}' is not three numbers of microseconds (example: 38,30,27)");
+    let bad = || format!("'{text}' is not three numbers of microseconds (example: 25,19,18)");
     let numbers: Result<Vec<u64>, _> = text.split(',').map(|n| n.trim().parse()).collect();
     let [write_owner, write_member, read] = numbers.map_err(|_| bad())?[..] else {
         return Err(bad());
