@@ -43,6 +43,8 @@ pub const CROWD_WINDOW: Nanos = Nanos::from_ms(50);
 pub const SHALLOW_BUSY: usize = 8;
 /// Requests under way at once that are few.
 pub const SHALLOW_MOST: usize = 4;
+/// Larger ones are not counted: who copies a disk in large pieces, a few at a time, is in no hurry.
+pub const SHALLOW_BYTES: usize = 64 << 10;
 /// Parts of one request, split at the volume's `max_len`, that run at once.
 pub const SPLIT_PARALLEL: usize = 4;
 
@@ -57,7 +59,8 @@ pub struct Limits {
     pub options: u32,
     /// Requests of one connection that are received and not yet answered.
     pub requests: usize,
-    /// The same while another client, with few requests at once, is busy: see `nbd::crowd`.
+    /// The same, if it is less, while another client, with few small requests at once, is busy: see
+    /// `nbd::crowd`.
     pub requests_beside: usize,
     /// Bytes of data that one connection's requests hold, until their answers are sent.
     pub connection_bytes: usize,

@@ -8,9 +8,13 @@ use atoll_front::memory::{Fixed, MemoryVolume};
 use atoll_front::nbd::{Ended, Server};
 use atoll_world::volume::{ExportName, Volume, VolumeError, Volumes};
 use atoll_world::{Nanos, World};
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 use support::{Halves, TokioWorld, Troubled};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::task::JoinHandle;
 
 const SIZE: u64 = 256 << 20;
@@ -376,6 +380,87 @@ fn who_has_many_requests_under_way_leaves_room_for_who_waits_for_each() {
         all(&mut deep).await;
         sleep(1).await;
         assert_eq!(taken() - before, 200);
+    });
+}
+
+/// A stream of which one read takes no more than a request without data; notes what happens.
+struct Noting<T>(T, Rc<RefCell<String>>);
+
+impl<R: AsyncRead + Unpin> AsyncRead for Noting<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut part = into.take(28);
+        ready!(Pin::new(&mut self.0).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        // What `part` initialised and filled is the beginning of `into`.
+        let bytes = part.filled().to_vec();
+        into.put_slice(&bytes);
+        self.1.borrow_mut().push_str(if read > 0 { "r" } else { "" });
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for Noting<W> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.1.borrow_mut().push('w');
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// The client works on them while the server works on what comes next.
+#[test]
+fn answers_leave_before_more_is_read() {
+    run(async {
+        let bench = Bench::new(Limits::default());
+        let (stream, theirs) = tokio::io::duplex(64 << 10);
+        let (read, write) = tokio::io::split(theirs);
+        let notes = Rc::<RefCell<String>>::default();
+        let halves = Halves(Noting(read, notes.clone()), Noting(write, notes.clone()));
+        let server = bench.server.clone();
+        let served = tokio::task::spawn_local(async move { server.serve(halves).await });
+        let mut client = Client { stream, served };
+        client.choose().await;
+        sleep(1).await;
+        notes.borrow_mut().clear();
+        for cookie in 0..4 {
+            client.request(3, cookie, 0, &[], 0).await;
+        }
+        for cookie in 0..4 {
+            assert_eq!(client.answer().await, (cookie, 0));
+        }
+        assert_eq!(*notes.borrow(), "rwrwrwrw");
+    });
+}
+
+#[test]
+fn fewer_requests_than_are_allowed_beside_others_stay_the_bound() {
+    run(async {
+        let bench = Bench::new(Limits { requests: 2, ..Limits::default() });
+        bench.delay.set(Nanos::from_ms(4));
+        let (mut deep, mut shallow) = (bench.using().await, bench.using().await);
+        for cookie in 0..20 {
+            shallow.request(3, cookie, 0, &[], 0).await;
+            assert_eq!(shallow.answer().await, (cookie, 0));
+        }
+        let before = bench.server.stats().requests;
+        for cookie in 0..20 {
+            deep.write(cookie, cookie * 512, &[1; 512]).await;
+        }
+        sleep(1).await;
+        assert_eq!(bench.server.stats().requests - before, 2);
     });
 }
 

@@ -26,9 +26,9 @@ pub const PIECES_MAX: usize = 1024;
 pub const AWAKE_MAX: Nanos = Nanos::from_us(300);
 /// The shortest time that it stays awake, if at all: to sleep and be woken takes about as long.
 pub const AWAKE_MIN: Nanos = Nanos::from_us(50);
-/// A shard that works on more than this sleeps as soon as it can: 17 requests of 4 KiB, two of
+/// A shard that works on more than this sleeps as soon as it can: 16 requests of 4 KiB, one of
 /// 64 KiB. Each counts for its bytes of data and [`AWAKE_EACH`].
-pub const AWAKE_BYTES: usize = 140 << 10;
+pub const AWAKE_BYTES: usize = 128 << 10;
 /// What the work on a request is in the bytes that could be moved instead.
 pub const AWAKE_EACH: usize = 4 << 10;
 

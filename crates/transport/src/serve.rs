@@ -135,6 +135,8 @@ async fn refuse<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, why
 struct Running<T> {
     id: u64,
     cost: u64,
+    /// Of its data and its reply's.
+    data: usize,
     begun: Option<Nanos>,
     handler: Pin<Box<dyn Future<Output = T>>>,
 }
@@ -143,6 +145,7 @@ struct Running<T> {
 struct Done<T> {
     id: u64,
     cost: u64,
+    data: usize,
     begun: Option<Nanos>,
     reply: T,
 }
@@ -150,8 +153,8 @@ struct Done<T> {
 impl<T> Future for Running<T> {
     type Output = Done<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<T>> {
-        let (id, cost, begun) = (self.id, self.cost, self.begun);
-        self.handler.as_mut().poll(cx).map(|reply| Done { id, cost, begun, reply })
+        let Self { id, cost, data, begun, .. } = *self;
+        self.handler.as_mut().poll(cx).map(|reply| Done { id, cost, data, begun, reply })
     }
 }
 
@@ -248,7 +251,9 @@ impl<W: World, S: Service> Serving<'_, W, S> {
                 return Ok(());
             }
         };
-        let cost = cost(body, payload, request.reply_bytes());
+        let reply_bytes = request.reply_bytes();
+        let cost = cost(body, payload, reply_bytes);
+        let data = (payload + reply_bytes) as usize;
         let (requests, bytes) = (self.requests.get() + 1, self.bytes.get() + cost);
         if requests > WINDOW_REQUESTS || bytes > WINDOW_BYTES {
             // More than this side has ever allowed.
@@ -261,12 +266,13 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         let handler = Box::pin(self.inner.service.handle(self.from, request));
         let begun = match self.lane {
             Lane::Data => {
-                self.inner.world.request_begins(cost as usize);
+                self.inner.world.request_begins(data);
                 self.inner.world.stage(Stage::Serve)
             }
             _ => None,
         };
-        let first = self.running.borrow_mut().push_polled(Running { id, cost, begun, handler });
+        let first =
+            self.running.borrow_mut().push_polled(Running { id, cost, data, begun, handler });
         if let Poll::Ready(done) = first {
             self.finish(done);
         }
@@ -285,7 +291,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         self.bytes.set(self.bytes.get() - done.cost);
         self.inner.serving.set(self.inner.serving.get() - 1);
         if self.lane == Lane::Data {
-            self.inner.world.request_ends(done.cost as usize);
+            self.inner.world.request_ends(done.data);
         }
         self.inner.world.end_stage(Stage::Serve, done.begun);
         let message = done.reply.encode();

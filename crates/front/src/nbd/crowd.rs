@@ -6,13 +6,14 @@
 //! waits in their sockets. Who asks seldom holds up nobody.
 //!
 //! Time is cut into windows. A connection counts as shallow in a window in which it has begun at
-//! least [`SHALLOW_BUSY`] requests and never had more than [`SHALLOW_MOST`] under way.
+//! least [`SHALLOW_BUSY`] requests of at most [`SHALLOW_BYTES`] and never had more than
+//! [`SHALLOW_MOST`] under way.
 //!
 //! Invariant: `shallow` is the number of connections that count in this window.
 //!
 //! [`Limits::requests_beside`]: crate::limits::Limits::requests_beside
 
-use crate::limits::{CROWD_WINDOW, SHALLOW_BUSY, SHALLOW_MOST};
+use crate::limits::{CROWD_WINDOW, SHALLOW_BUSY, SHALLOW_BYTES, SHALLOW_MOST};
 use atoll_world::Nanos;
 use std::cell::Cell;
 
@@ -30,6 +31,7 @@ pub(super) struct Crowd {
 pub(super) struct Guest {
     /// In which it asked last; the rest is of that one.
     window: Cell<u64>,
+    /// Small requests.
     begun: Cell<usize>,
     /// The most that it had under way.
     most: Cell<usize>,
@@ -37,9 +39,9 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// It has begun one more; so many are under way now.
-    pub(super) fn begins(&self, under_way: usize) {
-        self.begun.set(self.begun.get() + 1);
+    /// It has begun one more, of so many bytes; so many are under way now.
+    pub(super) fn begins(&self, bytes: usize, under_way: usize) {
+        self.begun.set(self.begun.get() + usize::from(bytes <= SHALLOW_BYTES));
         self.most.set(self.most.get().max(under_way));
     }
 }
@@ -72,24 +74,28 @@ impl Crowd {
 
 #[cfg(test)]
 mod tests {
-    use super::{CROWD_WINDOW, Crowd, Guest, Nanos, SHALLOW_BUSY, SHALLOW_MOST};
+    use super::{CROWD_WINDOW, Crowd, Guest, Nanos, SHALLOW_BUSY, SHALLOW_BYTES, SHALLOW_MOST};
 
     /// Begins so many in the window, each with `under_way`; what it then sees.
     fn ask(crowd: &Crowd, guest: &Guest, window: u64, begun: usize, under_way: usize) -> bool {
         let now = Nanos(CROWD_WINDOW.0 * window);
         crowd.has_shallow(now, guest, under_way);
-        (0..begun).for_each(|_| guest.begins(under_way));
+        (0..begun).for_each(|_| guest.begins(SHALLOW_BYTES, under_way));
         crowd.has_shallow(now, guest, under_way)
     }
 
     #[test]
     fn only_busy_clients_of_few_requests_at_once_make_others_wait() {
-        let (crowd, deep, other) = Default::default();
+        let (crowd, deep, other, large): (Crowd, Guest, Guest, Guest) = Default::default();
         let sees = |window| ask(&crowd, &deep, window, 100, SHALLOW_MOST + 1);
         assert!(!sees(0));
         // Too seldom, too many at once.
         assert!(!ask(&crowd, &other, 0, SHALLOW_BUSY - 1, 1) && !sees(0));
         assert!(!ask(&crowd, &other, 1, SHALLOW_BUSY, SHALLOW_MOST + 1) && !sees(1));
+        // Too large.
+        ask(&crowd, &large, 1, 0, 0);
+        (0..SHALLOW_BUSY).for_each(|_| large.begins(SHALLOW_BYTES + 1, 1));
+        assert!(!ask(&crowd, &large, 1, SHALLOW_BUSY - 1, 1) && !sees(1));
         // Seen at once, in the next window, and no longer.
         assert!(ask(&crowd, &other, 2, SHALLOW_BUSY, SHALLOW_MOST) && sees(2) && sees(3));
         assert!(!sees(4));

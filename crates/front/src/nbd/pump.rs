@@ -113,7 +113,8 @@ impl<W: World, V: Volumes> Server<W, V> {
     /// # Panics
     /// If a request of the largest size would not fit into `limits` and wait for ever.
     pub fn new(world: W, volumes: V, limits: Limits) -> Self {
-        assert!(limits.requests > 0 && limits.guaranteed_bytes > 0, "or nothing could go on");
+        let least = limits.requests.min(limits.requests_beside).min(limits.guaranteed_bytes);
+        assert!(least > 0, "or nothing could go on");
         let least = limits.connection_bytes.min(limits.server_bytes);
         assert!(least >= PAYLOAD_BYTES_MAX as usize, "the largest request must fit");
         Self(Rc::new(Shared {
@@ -586,7 +587,8 @@ where
         let under_way = self.requests.borrow().len();
         let crowded =
             self.shared.crowd.has_shallow(self.shared.world.now(), &self.guest, under_way);
-        self.share.set(if crowded { limits.requests_beside } else { limits.requests });
+        let beside = limits.requests.min(limits.requests_beside);
+        self.share.set(if crowded { beside } else { limits.requests });
         loop {
             let mut out = self.out.borrow_mut();
             let before = out.replies();
@@ -602,9 +604,10 @@ where
                     self.held.add(request.charge - ahead);
                     self.arriving_since.set(None);
                     let running = run::start(&self.fence, &request);
+                    let bytes = request.charge;
                     let mut requests = self.requests.borrow_mut();
                     requests.push((self.start)(request, running));
-                    self.guest.begins(requests.len());
+                    self.guest.begins(bytes, requests.len());
                 }
                 Event::More => {
                     let arriving = session.arriving();
