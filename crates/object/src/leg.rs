@@ -12,7 +12,7 @@ use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, OpId, Seq, Ses
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_world::components::ComponentOp;
 use atoll_world::sync::Notify;
-use atoll_world::{Buf, Nanos, mutant};
+use atoll_world::{Buf, FixedSet, Nanos, mutant};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -122,7 +122,7 @@ pub(crate) struct Leg {
     /// Told to members so far.
     pub committed_told: Cell<Seq>,
     /// Chunks for which every member has a slot.
-    reserved: RefCell<BTreeSet<u32>>,
+    reserved: RefCell<FixedSet<u32>>,
 }
 
 impl Leg {

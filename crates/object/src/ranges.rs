@@ -7,11 +7,14 @@
 //! Invariant: two held locks that overlap are both shared.
 
 use atoll_format::op::BlockRange;
-use atoll_world::mutant;
 use atoll_world::sync::{Receiver, Sender, oneshot};
+use atoll_world::{FixedMap, mutant};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
+
+/// Chunks whose memory is kept for the next lock: as many as a deep queue locks at once.
+const SPARE_MAX: usize = 64;
 
 /// All locks of one object. Clones are the same.
 #[derive(Clone, Default)]
@@ -22,7 +25,9 @@ type Key = (u16, u32);
 #[derive(Default)]
 struct Chunks {
     next: u64,
-    chunks: BTreeMap<Key, Chunk>,
+    chunks: FixedMap<Key, Chunk>,
+    /// Of chunks that nobody locks any more: their memory is used again.
+    spare: Vec<Chunk>,
 }
 
 #[derive(Default)]
@@ -103,10 +108,10 @@ impl RangeLocks {
         assert!(range.is_valid(), "a lock lies inside one chunk");
         let key = (leg, range.chunk());
         let (id, turn) = {
-            let mut all = self.0.borrow_mut();
-            all.next += 1;
-            let lock = Lock { id: all.next, range, exclusive };
-            let chunk = all.chunks.entry(key).or_default();
+            let Chunks { next, chunks, spare } = &mut *self.0.borrow_mut();
+            *next += 1;
+            let lock = Lock { id: *next, range, exclusive };
+            let chunk = chunks.entry(key).or_insert_with(|| spare.pop().unwrap_or_default());
             let blocked = chunk.held.iter().any(|h| h.conflicts(&lock))
                 || chunk.waiting.iter().any(|(w, _)| w.conflicts(&lock));
             if blocked {
@@ -143,7 +148,10 @@ impl Drop for RangeGuard {
         if !chunk.waiting.is_empty() {
             chunk.grant();
         } else if chunk.held.is_empty() {
-            all.chunks.remove(&self.key);
+            let chunk = all.chunks.remove(&self.key);
+            if all.spare.len() < SPARE_MAX {
+                all.spare.extend(chunk);
+            }
         }
     }
 }

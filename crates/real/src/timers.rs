@@ -1,10 +1,11 @@
 //! The timers of a shard.
 //!
-//! Nearly every timer is a deadline that is not reached: an I/O has four of them. They wait in a
-//! queue of the shard's own, which its thread alone touches, and one task sleeps by the runtime's
-//! clock until the first. A timer that goes away leaves that sleep as it is: it ends for nothing
-//! once, where the runtime's own timers would take a lock for each and write to its eventfd
-//! whenever the new one is the first.
+//! Nearly every timer is a deadline that is not reached: a read has three of them. They wait on a
+//! wheel of the shard's own (Varghese and Lauck, "Hashed and Hierarchical Timing Wheels", SOSP
+//! 1987), which its thread alone touches: to begin and to drop one takes a few loads and stores,
+//! whatever the number of timers. One task sleeps by the runtime's clock until the first. A timer
+//! that goes away leaves that sleep as it is: it ends for nothing once, where the runtime's own
+//! timers would take a lock for each and write to its eventfd whenever the new one is the first.
 //!
 //! Invariants: a waker is called once `now` has reached its moment, never before; the task sleeps
 //! no longer than to the first timer.
@@ -12,7 +13,6 @@
 use crate::now;
 use atoll_world::Nanos;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
@@ -22,10 +22,160 @@ use std::time::Duration;
 /// clock at least that often, so it ends at most this late.
 const SLEEP_MAX: Nanos = Nanos::from_secs(10);
 
+/// A place on the wheel is this many bits of a moment: 17 ms.
+const PLACE_BITS: u32 = 24;
+/// Places: 17 s in all, more than a deadline of an I/O. What is later waits at the last one and
+/// goes on from there.
+const PLACES: u64 = 1024;
+/// No timer.
+const NONE: u32 = u32::MAX;
+
+/// A timer on the wheel: one of a list for each place, or of the list of free ones.
+struct Entry {
+    at: Nanos,
+    /// `NONE`: it is on no list, because it has been woken.
+    place: u32,
+    before: u32,
+    after: u32,
+    waker: Option<Waker>,
+}
+
+struct Wheel {
+    entries: Vec<Entry>,
+    /// The first entry that is free.
+    free: u32,
+    /// The first timer of each place.
+    first: [u32; PLACES as usize],
+    /// Which places have any.
+    any: [u64; PLACES as usize / 64],
+    /// All places before this one have been looked at: `at >> PLACE_BITS`, not modulo.
+    turn: u64,
+}
+
+impl Wheel {
+    const fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            free: NONE,
+            first: [NONE; PLACES as usize],
+            any: [0; PLACES as usize / 64],
+            turn: 0,
+        }
+    }
+
+    fn insert(&mut self, at: Nanos, waker: Waker) -> u32 {
+        let entry = Entry { at, place: 0, before: NONE, after: NONE, waker: Some(waker) };
+        let index = self.free;
+        let index = match self.entries.get_mut(index as usize) {
+            Some(free) => {
+                self.free = free.after;
+                *free = entry;
+                index
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.link(index);
+        index
+    }
+
+    /// Puts it where its moment belongs.
+    fn link(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        let turn = (entry.at.0 >> PLACE_BITS).clamp(self.turn, self.turn + PLACES - 1);
+        let place = (turn % PLACES) as usize;
+        entry.place = place as u32;
+        (entry.before, entry.after) = (NONE, self.first[place]);
+        let after = std::mem::replace(&mut self.first[place], index);
+        if let Some(after) = self.entries.get_mut(after as usize) {
+            after.before = index;
+        }
+        self.any[place / 64] |= 1 << (place % 64);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Entry { before, after, .. } = self.entries[index as usize];
+        let place = std::mem::replace(&mut self.entries[index as usize].place, NONE);
+        match self.entries.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => {
+                self.first[place as usize] = after;
+                if after == NONE {
+                    self.any[place as usize / 64] &= !(1 << (place % 64));
+                }
+            }
+        }
+        if let Some(after) = self.entries.get_mut(after as usize) {
+            after.before = before;
+        }
+    }
+
+    /// Its timer has gone away.
+    fn remove(&mut self, index: u32) -> Option<Waker> {
+        if self.entries[index as usize].place != NONE {
+            self.unlink(index);
+        }
+        let free = std::mem::replace(&mut self.free, index);
+        let entry = &mut self.entries[index as usize];
+        entry.after = free;
+        entry.waker.take()
+    }
+
+    /// Who is to be woken now, in the order of their moments.
+    fn take_due(&mut self, now: Nanos) -> Vec<(Nanos, Waker)> {
+        let mut due = Vec::new();
+        let present = now.0 >> PLACE_BITS;
+        while let Some(turn) = self.next_place().filter(|&turn| turn <= present) {
+            self.turn = turn;
+            let mut next = self.first[(turn % PLACES) as usize];
+            while let Some(entry) = self.entries.get_mut(next as usize) {
+                let index = std::mem::replace(&mut next, entry.after);
+                if entry.at <= now {
+                    due.extend(entry.waker.take().map(|waker| (entry.at, waker)));
+                    self.unlink(index);
+                } else if entry.at.0 >> PLACE_BITS > turn {
+                    self.unlink(index);
+                    self.link(index);
+                }
+            }
+            if turn == present {
+                break;
+            }
+            self.turn = turn + 1;
+        }
+        self.turn = present;
+        due.sort_by_key(|&(at, _)| at);
+        due
+    }
+
+    /// When to look again: not after the first timer's moment.
+    fn next(&self) -> Nanos {
+        let Some(turn) = self.next_place() else { return Nanos::NEVER };
+        let at = |index: u32| self.entries.get(index as usize);
+        let first = at(self.first[(turn % PLACES) as usize]);
+        let of_place = std::iter::successors(first, |entry| at(entry.after));
+        // What waits for a later turn of the wheel goes on when this place is over.
+        of_place.fold(Nanos((turn + 1) << PLACE_BITS), |next, entry| next.min(entry.at))
+    }
+
+    /// The first place that has timers.
+    fn next_place(&self) -> Option<u64> {
+        let mut turn = self.turn;
+        while turn < self.turn + PLACES {
+            let place = turn % PLACES;
+            match self.any[place as usize / 64] >> (place % 64) {
+                0 => turn += 64 - place % 64,
+                bits => return Some(turn + u64::from(bits.trailing_zeros())),
+            }
+        }
+        None
+    }
+}
+
 struct Timers {
-    /// Who waits, by moment and number.
-    queue: RefCell<BTreeMap<(Nanos, u64), Waker>>,
-    next: Cell<u64>,
+    wheel: RefCell<Wheel>,
     /// When the task looks next.
     looks_at: Cell<Nanos>,
     /// Of the task, while it sleeps.
@@ -34,8 +184,7 @@ struct Timers {
 
 thread_local! {
     static TIMERS: Timers = const { Timers {
-        queue: RefCell::new(BTreeMap::new()),
-        next: Cell::new(0),
+        wheel: RefCell::new(Wheel::new()),
         looks_at: Cell::new(Nanos::ZERO),
         task: RefCell::new(None),
     } };
@@ -44,13 +193,13 @@ thread_local! {
 /// Ready at its moment or up to a few milliseconds later. Needs a shard: see [`crate::run`].
 pub(crate) struct Timer {
     at: Nanos,
-    /// Its number in the queue, while it is there.
-    queued: Option<u64>,
+    /// Its entry, while it is on the wheel; `NONE`: it is not.
+    entry: u32,
 }
 
 impl Timer {
     pub(crate) fn at(at: Nanos) -> Self {
-        Self { at, queued: None }
+        Self { at, entry: NONE }
     }
 }
 
@@ -65,15 +214,15 @@ impl Future for Timer {
             if now() >= self.at {
                 return Poll::Ready(());
             }
-            let number = *self.queued.get_or_insert_with(|| {
-                timers.next.set(timers.next.get() + 1);
-                timers.next.get()
-            });
-            let mut queue = timers.queue.borrow_mut();
-            match queue.get_mut(&(self.at, number)) {
-                Some(waker) => waker.clone_from(cx.waker()),
-                None => _ = queue.insert((self.at, number), cx.waker().clone()),
+            let mut wheel = timers.wheel.borrow_mut();
+            if self.entry != NONE {
+                match &mut wheel.entries[self.entry as usize].waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    none => *none = Some(cx.waker().clone()),
+                }
+                return Poll::Pending;
             }
+            self.entry = wheel.insert(self.at, cx.waker().clone());
             if self.at < timers.looks_at.get() {
                 timers.looks_at.set(self.at);
                 let task = timers.task.borrow_mut().take();
@@ -88,24 +237,20 @@ impl Future for Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        let Some(number) = self.queued else { return };
-        // The thread may be ending, and its timers gone.
-        let _ = TIMERS.try_with(|timers| timers.queue.borrow_mut().remove(&(self.at, number)));
+        if self.entry != NONE {
+            // The thread may be ending, and its timers gone.
+            let _ = TIMERS.try_with(|timers| timers.wheel.borrow_mut().remove(self.entry));
+        }
     }
 }
 
 /// The task that wakes who waits. Never ends.
 pub(crate) async fn keep() {
     loop {
-        let due = TIMERS.with(|timers| {
-            let mut queue = timers.queue.borrow_mut();
-            let now = now();
-            let later = queue.split_off(&(Nanos(now.0 + 1), 0));
-            std::mem::replace(&mut *queue, later)
-        });
-        due.into_values().for_each(Waker::wake);
+        let due = TIMERS.with(|timers| timers.wheel.borrow_mut().take_due(now()));
+        due.into_iter().for_each(|(_, waker)| waker.wake());
         let first = TIMERS.with(|timers| {
-            let first = timers.queue.borrow().keys().next().map_or(Nanos::NEVER, |&(at, _)| at);
+            let first = timers.wheel.borrow().next();
             timers.looks_at.set(first);
             first
         });
@@ -124,14 +269,23 @@ pub(crate) async fn keep() {
 
 #[cfg(test)]
 mod tests {
-    use super::{TIMERS, Timer};
+    use super::{NONE, TIMERS, Timer, Wheel};
     use crate::{now, run};
     use atoll_world::Nanos;
     use futures_util::future::join_all;
     use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::task::Waker;
 
     fn queued() -> usize {
-        TIMERS.with(|timers| timers.queue.borrow().len())
+        TIMERS.with(|timers| {
+            let wheel = timers.wheel.borrow();
+            wheel
+                .entries
+                .iter()
+                .filter(|entry| entry.place != NONE && entry.waker.is_some())
+                .count()
+        })
     }
 
     #[test]
@@ -167,5 +321,53 @@ mod tests {
             assert!(now().since(begun) >= Nanos::from_ms(20));
         })
         .unwrap();
+    }
+
+    #[test]
+    fn the_wheel_has_due_what_an_ordered_list_has() {
+        let mut wheel = Wheel::new();
+        let mut expected: BTreeMap<(Nanos, u32), ()> = BTreeMap::new();
+        let mut fired: Vec<u32> = Vec::new();
+        let (mut now, mut most) = (Nanos::from_secs(1_000), 0);
+        let mut x = 7u64;
+        let mut random = |below: u64| {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (x >> 33) % below
+        };
+        for _ in 0..20_000 {
+            match random(8) {
+                // Some lie beyond the wheel's end, and some moments are the same.
+                0..=3 => {
+                    let span = [0, 1_000, 50_000, 3_000_000, 90_000_000][random(5) as usize];
+                    let at = now + Nanos(1 + random(1 + span) * 1_000);
+                    expected.insert((at, wheel.insert(at, Waker::noop().clone())), ());
+                    most = most.max(expected.len() + fired.len());
+                }
+                4 => {
+                    let pick = random(1 + expected.len() as u64) as usize;
+                    if let Some(&(at, index)) = expected.keys().nth(pick) {
+                        assert!(wheel.remove(index).is_some(), "it still waits");
+                        expected.remove(&(at, index));
+                    }
+                }
+                5 => fired.drain(..).for_each(|index| assert!(wheel.remove(index).is_none())),
+                _ => {
+                    let span = [1, 10_000, 20_000_000, 40_000_000_000][random(4) as usize];
+                    now = now + Nanos(random(span));
+                    let later = expected.split_off(&(Nanos(now.0 + 1), 0));
+                    let due = std::mem::replace(&mut expected, later);
+                    let woken = wheel.take_due(now);
+                    let moments = woken.iter().map(|&(at, _)| at);
+                    assert!(moments.eq(due.keys().map(|&(at, _)| at)), "at {now:?}");
+                    fired.extend(due.keys().map(|&(_, index)| index));
+                    assert!(due.keys().all(|&(_, i)| wheel.entries[i as usize].place == NONE));
+                    let first = expected.keys().next().map_or(Nanos::NEVER, |&(at, _)| at);
+                    assert!(wheel.next() > now && wheel.next() <= first, "the task sleeps well");
+                }
+            }
+        }
+        let waiting = wheel.entries.iter().filter(|entry| entry.place != NONE).count();
+        assert_eq!(waiting, expected.len());
+        assert_eq!(wheel.entries.len(), most, "entries are used again");
     }
 }

@@ -180,7 +180,8 @@ impl Hot {
     pub(crate) fn put(&mut self, new: &[Pending], mut gone: impl FnMut(u32, u64)) {
         let (Some(first), Some(last)) = (new.first(), new.last()) else { return };
         let from = self.pending.partition_point(|p| p.block() < first.block());
-        let to = self.pending.partition_point(|p| p.block() <= last.block());
+        let old = self.pending[from..].iter().take(new.len());
+        let to = from + old.take_while(|p| p.block() <= last.block()).count();
         for old in &self.pending[from..to] {
             gone(old.at, 1);
         }
@@ -189,6 +190,8 @@ impl Hot {
             self.pending = new.to_vec();
         } else if to - from == new.len() {
             self.pending[from..to].copy_from_slice(new);
+        } else if let [one] = new {
+            self.pending.insert(from, *one);
         } else {
             self.pending.splice(from..to, new.iter().copied());
         }

@@ -36,6 +36,9 @@ use std::task::{Context, Poll};
 #[allow(clippy::disallowed_types, reason = "the hasher is fixed; used for look-ups only")]
 /// A map without random iteration order surprises on hot paths: look-ups only, never iterated.
 pub type FixedMap<K, V> = std::collections::HashMap<K, V, rustc_hash::FxBuildHasher>;
+#[allow(clippy::disallowed_types, reason = "as for `FixedMap`")]
+/// The same, of keys alone.
+pub type FixedSet<K> = std::collections::HashSet<K, rustc_hash::FxBuildHasher>;
 
 /// The only door to the outside. One clone per task; all clones of a shard are the same world.
 pub trait World: Clone + 'static {

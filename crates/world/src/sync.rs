@@ -1,8 +1,7 @@
 //! Waiting for each other within one shard: no atomics, no locks, deterministic order.
 
 use std::cell::{Cell, RefCell};
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -80,16 +79,22 @@ pub struct Notify(Rc<NotifyInner>);
 struct NotifyInner {
     round: Cell<u64>,
     next: Cell<u64>,
-    wakers: RefCell<BTreeMap<u64, Waker>>,
+    /// By ascending number.
+    wakers: RefCell<Vec<(u64, Waker)>>,
 }
 
 impl Notify {
     /// Wakes everyone who waits now.
     pub fn notify_all(&self) {
         self.0.round.set(self.0.round.get() + 1);
-        let wakers = self.0.wakers.take();
-        for waker in wakers.into_values() {
+        let mut wakers = self.0.wakers.take();
+        for (_, waker) in wakers.drain(..) {
             waker.wake();
+        }
+        // Wakers only mark tasks, but nothing is lost if one of them has waited again.
+        let mut waiting = self.0.wakers.borrow_mut();
+        if waiting.is_empty() {
+            *waiting = wakers;
         }
     }
 
@@ -120,11 +125,10 @@ impl Future for Notified {
         }
         let key = self.key.unwrap_or_else(|| self.of.next.replace(self.of.next.get() + 1));
         self.key = Some(key);
-        match self.of.wakers.borrow_mut().entry(key) {
-            Entry::Occupied(mut waker) => waker.get_mut().clone_from(cx.waker()),
-            Entry::Vacant(place) => {
-                place.insert(cx.waker().clone());
-            }
+        let mut wakers = self.of.wakers.borrow_mut();
+        match wakers.binary_search_by_key(&key, |&(key, _)| key) {
+            Ok(at) => wakers[at].1.clone_from(cx.waker()),
+            Err(at) => wakers.insert(at, (key, cx.waker().clone())),
         }
         Poll::Pending
     }
@@ -132,8 +136,10 @@ impl Future for Notified {
 
 impl Drop for Notified {
     fn drop(&mut self) {
-        if let Some(key) = self.key {
-            self.of.wakers.borrow_mut().remove(&key);
+        let Some(key) = self.key else { return };
+        let mut wakers = self.of.wakers.borrow_mut();
+        if let Ok(at) = wakers.binary_search_by_key(&key, |&(key, _)| key) {
+            wakers.remove(at);
         }
     }
 }
