@@ -23,6 +23,7 @@ use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::rc::Rc;
 
 /// Changes of one client in flight: fits the members' tables of unsettled tickets.
@@ -185,7 +186,11 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                     // operation that it has begun goes on; nobody waits for it any more.
                     let again = retry && !mutant!("client.retry_is_new");
                     let patience = until + READ_DEADLINE;
-                    let attempted = world.timeout_at(patience, attempt(route, again)).await;
+                    let attempted = {
+                        // Where it stays: it is large.
+                        let attempt = pin!(attempt(route, again));
+                        world.timeout_at(patience, attempt).await
+                    };
                     let Ok(attempted) = attempted else {
                         sometimes!("client.held_too_long_by_its_owner");
                         let why = "too few of its copies answer".to_string();
@@ -248,7 +253,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                     if self.0.admission.get().is_none() {
                         self.0.admission.set(Some(owner.admit()));
                     }
-                    let work = carry_out(&owner, at, change.clone(), ticket);
+                    let work = pin!(carry_out(&owner, at, change.clone(), ticket));
                     let result = if retry {
                         Box::pin(owner.write_once(ticket, retry, at, work)).await
                     } else {

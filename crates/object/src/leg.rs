@@ -102,6 +102,7 @@ impl Op {
             range: self.range,
             committed,
             crcs: self.crcs.clone(),
+            checked: true,
             payload: self.payload.clone(),
         }
     }

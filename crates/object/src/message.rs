@@ -679,7 +679,8 @@ impl Message for Request {
                 }
                 // Whether the bytes are those of the CRCs the store finds out: its refusal closes
                 // the session, which one of the transport would not.
-                let op = ComponentOp { id, ticket, kind, range, committed, crcs, payload };
+                let checked = false;
+                let op = ComponentOp { id, ticket, kind, range, committed, crcs, checked, payload };
                 Self::Append { component, session, op }
             }
             16 => Self::Read {
@@ -1106,6 +1107,7 @@ mod tests {
                     range,
                     committed: Seq(9),
                     crcs: crcs.clone(),
+                    checked: true,
                     payload: vec![data.clone()],
                 },
             },
@@ -1198,6 +1200,19 @@ mod tests {
         let e = message.encode();
         let payload = if e.payload.is_empty() { vec![] } else { vec![buf::join(&e.payload)] };
         (e.kind, e.body, payload)
+    }
+
+    /// Frames leave the payload of an append to its receiver.
+    #[test]
+    fn what_came_by_the_network_is_not_checked_yet() {
+        let appends = every_request().into_iter().filter(|r| matches!(r, Request::Append { .. }));
+        for append in appends {
+            let (kind, body, payload) = deliver(append);
+            match Request::decode(kind, &body, payload) {
+                Ok(Request::Append { op, .. }) => assert!(!op.checked),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     fn round<M: Message + std::fmt::Debug>(make: impl Fn() -> Vec<M>) {

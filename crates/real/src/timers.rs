@@ -353,7 +353,7 @@ mod tests {
                 5 => fired.drain(..).for_each(|index| assert!(wheel.remove(index).is_none())),
                 _ => {
                     let span = [1, 10_000, 20_000_000, 40_000_000_000][random(4) as usize];
-                    now = now + Nanos(random(span));
+                    now += Nanos(random(span));
                     let later = expected.split_off(&(Nanos(now.0 + 1), 0));
                     let due = std::mem::replace(&mut expected, later);
                     let woken = wheel.take_due(now);

@@ -12,6 +12,7 @@ use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Disk, Durability, Nanos, Stage, World, mutant};
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 
 /// Why a request gave no result.
@@ -147,7 +148,8 @@ impl<W: World> Device<W> {
         let inner = &*self.0;
         let by = inner.world.now() + inner.deadline;
         let begun = inner.world.stage(Stage::DiskRead);
-        let done = inner.world.timeout_at(by, inner.disk.read(at, len)).await;
+        let request = pin!(inner.disk.read(at, len));
+        let done = inner.world.timeout_at(by, request).await;
         inner.world.end_stage(Stage::DiskRead, begun);
         match done {
             Ok(Ok(bytes)) if bytes.len() == len as usize => Ok(bytes),
@@ -158,7 +160,7 @@ impl<W: World> Device<W> {
             Ok(Err(e)) => {
                 inner.errors.set(inner.errors.get() + 1);
                 let why = format!("read at {at} failed: {e}");
-                if self.answers().await {
+                if Box::pin(self.answers()).await {
                     return Err(DeviceError::Read(why));
                 }
                 Err(self.vanish(&format!("{why}, and so does its label")))
@@ -179,11 +181,11 @@ impl<W: World> Device<W> {
         self.usable().await?;
         let inner = &*self.0;
         let begun = inner.world.now();
-        let done = inner
-            .world
-            .timeout_at(begun + inner.deadline, inner.disk.write(at, data, durability))
-            .await;
-        self.judge(&format!("write at {at}"), done).await?;
+        let request = pin!(inner.disk.write(at, data, durability));
+        match inner.world.timeout_at(begun + inner.deadline, request).await {
+            Ok(Ok(())) => self.usable().await?,
+            done => Box::pin(self.judge(&format!("write at {at}"), done)).await?,
+        }
         let took = inner.world.now().since(begun);
         if let Some(stages) = inner.world.stages() {
             stages.note(Stage::DiskWrite, took);
@@ -196,8 +198,9 @@ impl<W: World> Device<W> {
         self.usable().await?;
         let inner = &*self.0;
         let by = inner.world.now() + inner.deadline;
-        let done = inner.world.timeout_at(by, inner.disk.flush()).await;
-        self.judge("flush", done).await
+        let request = pin!(inner.disk.flush());
+        let done = inner.world.timeout_at(by, request).await;
+        Box::pin(self.judge("flush", done)).await
     }
 
     async fn judge(
@@ -218,7 +221,7 @@ impl<W: World> Device<W> {
                 self.0.probing.set(first);
                 let failed = self.fail(&why);
                 if first {
-                    self.0.gone.set(!self.answers().await);
+                    self.0.gone.set(!Box::pin(self.answers()).await);
                     self.0.probing.set(false);
                     self.0.changed.notify_all();
                 }

@@ -65,7 +65,8 @@ pub(crate) async fn read<W: World>(
     for _ in 0..limits::READ_RETRIES {
         let (local, found) = resolve(group, id, range)?;
         if found.iter().any(|f| f.source == Source::Page) {
-            if let Some(done) = read_with_page(group, id, local, range).await? {
+            // Set apart, as are several pieces: else every request would take memory for these.
+            if let Some(done) = Box::pin(read_with_page(group, id, local, range)).await? {
                 return Ok(done);
             }
             continue;
@@ -166,7 +167,7 @@ async fn fetch<W: World>(
         return vec![fetch_one(group, local, *one).await];
     }
     let all = pieces.iter().map(|&piece| fetch_one(group, local, piece));
-    stream::iter(all).buffered(limits::BACKGROUND_DEPTH).collect().await
+    Box::pin(stream::iter(all).buffered(limits::BACKGROUND_DEPTH).collect()).await
 }
 
 async fn fetch_one<W: World>(

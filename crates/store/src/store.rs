@@ -297,6 +297,9 @@ fn check_payload(op: &ComponentOp) -> Result<(), StoreError> {
     {
         return Err(StoreError::Malformed("length of the payload"));
     }
+    if op.checked {
+        return Ok(());
+    }
     let sums = op.payload.iter().flat_map(|b| b.chunks_exact(BLOCK_LEN)).map(crc);
     for (block, (sum, said)) in (op.range.start..).zip(sums.zip(&op.crcs)) {
         if sum != *said {

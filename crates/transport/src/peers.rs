@@ -566,11 +566,10 @@ impl<W: World, S: Service> Inner<W, S> {
         let (answer, late) = oneshot();
         self.local.borrow_mut().insert(id, (deadline, answer));
         self.watch_until(deadline);
-        let handler = self.service.handle(self.identity.host, request);
         let inner = self.clone();
-        // To its end, as a remote one would.
+        // To its end, as a remote one would. Made where it stays: it is large.
         let mut handled = self.world.persist(async move {
-            let reply = handler.await;
+            let reply = inner.service.handle(inner.identity.host, request).await;
             let in_time = inner.local.borrow_mut().remove(&id).is_some();
             inner.count(|c| c.replies_late += u64::from(!in_time));
             in_time.then_some(reply)

@@ -57,6 +57,9 @@ pub struct ComponentOp {
     pub committed: Seq,
     /// CRC-32C of each block; empty unless `kind` is `Write`.
     pub crcs: Vec<u32>,
+    /// `crcs` were made from these bytes, or compared with them, in this process. The store does so
+    /// itself where this is false, as it is of everything that came by the network.
+    pub checked: bool,
     /// `range.count` blocks; empty unless `kind` is `Write`.
     pub payload: Vec<Buf>,
 }

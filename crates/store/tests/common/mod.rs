@@ -657,6 +657,7 @@ pub fn write_op(seq: u64, start: u32, ids: &[u64]) -> ComponentOp {
         range: BlockRange { start, count: ids.len() as u16 },
         committed: Seq(0),
         crcs: payload.iter().map(|b| atoll_format::checksum::crc(b)).collect(),
+        checked: false,
         payload,
     }
 }
