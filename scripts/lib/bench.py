@@ -348,7 +348,9 @@ class Bench:
     def idle(self):
         """Percent of a core that the busiest host uses when nothing asks it for anything."""
         self.settle()
-        time.sleep(1 if self.options.quick else 5)
+        limit = SETTLE_QUICK_S if self.options.quick else SETTLE_S
+        if not self.cluster.rest(self.holders, limit):
+            log(f"the hosts still move blocks home after {limit:.0f} s: going on")
         pids = self.pids()
         before, begun = {pid: cpu_of(pid) for pid in pids}, time.monotonic()
         time.sleep(IDLE_QUICK_S if self.options.quick else IDLE_S)

@@ -14,6 +14,7 @@ import time
 
 from process import CommandFailed, alive, end_pid, run, wait_until
 
+REST_S = 5.0  # without a block moved
 SETTLED = 0.08  # of the log: its last segment always counts
 FORMAT_S = 300.0  # a log is written with zeros once, at the pace of the disk
 
@@ -267,6 +268,22 @@ class Cluster:
             return wait_until(
                 "the log to be empty", lambda: self.log_fill(hosts) <= fill, limit_s, 0.25
             )
+        return False
+
+    def rest(self, hosts, limit_s):
+        """Waits until they move nothing from their logs any more, not even the little that `settle`
+        leaves; false: not in time."""
+
+        def moved():
+            return [self.metric("atoll_group_destaged_bytes_total", host) for host in hosts]
+
+        def still():
+            before = moved()
+            time.sleep(REST_S)
+            return moved() == before
+
+        with contextlib.suppress(TimeoutError):
+            return wait_until("the hosts to rest", still, limit_s)
         return False
 
     def placement(self, volume, host=1):

@@ -41,6 +41,11 @@ def size_text(size):
     return f"{size} B"
 
 
+def built_here():
+    target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPOSITORY, "target")
+    return os.path.realpath(ATOLL).startswith(os.path.join(os.path.realpath(target), ""))
+
+
 def machine():
     """What the figures were measured on."""
     with open("/proc/cpuinfo", encoding="utf-8") as f:
@@ -62,7 +67,7 @@ def machine():
         "fio": run(["fio", "--version"]).stdout.strip(),
         "atoll": run([ATOLL, "--version"]).stdout.strip(),
         # Which sources another build has is not known here.
-        "source": "another build" if "ATOLL_BIN" in os.environ else described.stdout.strip() or "?",
+        "source": described.stdout.strip() or "?" if built_here() else "another build",
     }
 
 
