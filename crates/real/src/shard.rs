@@ -115,11 +115,11 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     // once more to hear of that.
     builder.on_thread_park(uring::look);
     let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
-    Ok(runtime.block_on(async {
+    runtime.block_on(async {
+        tokio::task::spawn_local(timers::keep(timers::Alarm::new()?));
         tokio::task::spawn_local(vigil::keep());
-        tokio::task::spawn_local(timers::keep());
-        main.await
-    }))
+        Ok(main.await)
+    })
 }
 
 /// A thread that runs a shard, as long as the program: small memory that it has freed stays its

@@ -3,24 +3,27 @@
 //! Nearly every timer is a deadline that is not reached: a read has three of them. They wait on a
 //! wheel of the shard's own (Varghese and Lauck, "Hashed and Hierarchical Timing Wheels", SOSP
 //! 1987), which its thread alone touches: to begin and to drop one takes a few loads and stores,
-//! whatever the number of timers. One task sleeps by the runtime's clock until the first. A timer
-//! that goes away leaves that sleep as it is: it ends for nothing once, where the runtime's own
-//! timers would take a lock for each and write to its eventfd whenever the new one is the first.
+//! whatever the number of timers. One task sleeps until the first, by an alarm of the kernel's. A
+//! timer that goes away leaves that sleep as it is: it ends for nothing once, where the runtime's
+//! own timers would take a lock for each and write to its eventfd whenever the new one is the first.
 //!
 //! Invariants: a waker is called once `now` has reached its moment, never before; the task sleeps
 //! no longer than to the first timer.
 
 use crate::now;
 use atoll_world::Nanos;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
-
-/// The runtime's timers stop while the machine is suspended. A long sleep looks at the right
-/// clock at least that often, so it ends at most this late.
-const SLEEP_MAX: Nanos = Nanos::from_secs(10);
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// A place on the wheel is this many bits of a moment: 17 ms.
 const PLACE_BITS: u32 = 24;
@@ -244,8 +247,50 @@ impl Drop for Timer {
     }
 }
 
+/// A timer of the kernel, whose end the runtime sees as it sees a socket's. The runtime's own
+/// timers write to its eventfd whenever one is set that is the first: a system call more, and
+/// another look at everything. This one also goes on while the machine is suspended.
+pub(crate) struct Alarm(AsyncFd<OwnedFd>);
+
+impl Alarm {
+    /// Inside a runtime only.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    #[allow(deprecated, reason = "what replaces it is `unsafe`; an `OwnedFd` keeps its descriptor")]
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let fd = timerfd_create(TimerfdClockId::Boottime, flags)?;
+        Ok(Self(AsyncFd::with_interest(fd, Interest::READABLE)?))
+    }
+
+    /// From now on it ends at `at`, and not before.
+    fn set(&self, at: Nanos) {
+        // Zero means never to the kernel, and no moment since the machine's start is zero.
+        let at = if at == Nanos::NEVER { 0 } else { at.0.max(1) };
+        let it_value = Timespec {
+            tv_sec: (at / 1_000_000_000).cast_signed(),
+            tv_nsec: (at % 1_000_000_000).cast_signed(),
+        };
+        let time = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::ABSTIME, &time)
+            .expect("it is a timer, and that is a time");
+    }
+
+    /// It has ended since it was set, or since before.
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match ready!(self.0.poll_read_ready(cx)) {
+            // Not read: setting it again does as much, and each end is told once.
+            Ok(mut ended) => ended.clear_ready(),
+            // The runtime is ending.
+            Err(_) => return Poll::Pending,
+        }
+        Poll::Ready(())
+    }
+}
+
 /// The task that wakes who waits. Never ends.
-pub(crate) async fn keep() {
+pub(crate) async fn keep(alarm: Alarm) {
     loop {
         let due = TIMERS.with(|timers| timers.wheel.borrow_mut().take_due(now()));
         due.into_iter().for_each(|(_, waker)| waker.wake());
@@ -254,14 +299,13 @@ pub(crate) async fn keep() {
             timers.looks_at.set(first);
             first
         });
-        let span = first.since(now()).min(SLEEP_MAX);
-        let mut sleep = pin!(tokio::time::sleep(Duration::from_nanos(span.0)));
+        alarm.set(first);
         poll_fn(|cx| {
             let sooner = TIMERS.with(|timers| {
                 *timers.task.borrow_mut() = Some(cx.waker().clone());
                 timers.looks_at.get() < first
             });
-            if sooner { Poll::Ready(()) } else { sleep.as_mut().poll(cx) }
+            if sooner { Poll::Ready(()) } else { alarm.poll(cx) }
         })
         .await;
     }
