@@ -5,7 +5,8 @@
 //! 1987), which its thread alone touches: to begin and to drop one takes a few loads and stores,
 //! whatever the number of timers. One task sleeps until the first, by an alarm of the kernel's. A
 //! timer that goes away leaves that sleep as it is: it ends for nothing once, where the runtime's
-//! own timers would take a lock for each and write to its eventfd whenever the new one is the first.
+//! own timers would take a lock for each and write to its eventfd whenever the new one is the
+//! first.
 //!
 //! Invariants: a waker is called once `now` has reached its moment, never before; the task sleeps
 //! no longer than to the first timer.
