@@ -20,8 +20,10 @@ use rustix::time::{
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -197,13 +199,15 @@ thread_local! {
 /// Ready at its moment or up to a few milliseconds later. Needs a shard: see [`crate::run`].
 pub(crate) struct Timer {
     at: Nanos,
-    /// Its entry, while it is on the wheel; `NONE`: it is not.
+    /// Its entry, of the wheel of the thread that polled it; `NONE`: it has none.
     entry: u32,
+    /// Never on another thread: there the entry would be somebody else's.
+    of_thread: PhantomData<Rc<()>>,
 }
 
 impl Timer {
     pub(crate) fn at(at: Nanos) -> Self {
-        Self { at, entry: NONE }
+        Self { at, entry: NONE, of_thread: PhantomData }
     }
 }
 
