@@ -40,6 +40,8 @@ const UNFINISHED: &[&str] = &[
     concat!("FIX", "ME"),
     concat!("XX", "X"),
 ];
+/// No file that people wrote is larger, in bytes; what was built or downloaded usually is.
+const FILE_MAX: usize = 512 << 10;
 /// Paths of one machine, in pieces for the same reason.
 const MACHINE: &[&str] = &[concat!("/wo", "rk/")];
 /// Says why we depend on what we did not write: a table row `| \`name\` | why |` each.
@@ -61,7 +63,8 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
             tidy.complain(name, 0, "cannot be read");
             continue;
         };
-        // Binary files (golden bytes, pictures) are none of tidy's business.
+        tidy.size(name, bytes.len());
+        // Binary files (golden bytes, pictures) are none of tidy's business otherwise.
         let Ok(text) = String::from_utf8(bytes) else { continue };
         tidy.any(name, &text);
         if name.ends_with(".rs") {
@@ -147,6 +150,14 @@ impl Tidy {
     fn complain(&mut self, name: &str, line: usize, what: &str) {
         let place = if line == 0 { name.to_owned() } else { format!("{name}:{line}") };
         self.complaints.push(format!("{place}: {what}"));
+    }
+
+    fn size(&mut self, name: &str, len: usize) {
+        if len > FILE_MAX {
+            let what =
+                format!("has {len} bytes, more than {FILE_MAX}: was it built, or downloaded?");
+            self.complain(name, 0, &what);
+        }
     }
 
     /// What holds for every text.
@@ -347,6 +358,19 @@ mod tests {
         }
         assert_eq!(complaints("docs/x.md", "# X\n# Y\n").len(), 1);
         assert_eq!(complaints("docs/x.md", "X\n").len(), 1);
+    }
+
+    #[test]
+    fn what_nobody_wrote_by_hand_is_too_large() {
+        let mut tidy = Tidy::default();
+        tidy.size("docs/x.svg", super::FILE_MAX);
+        assert!(tidy.complaints.is_empty());
+        tidy.size("x.whl", super::FILE_MAX + 1);
+        assert!(
+            tidy.complaints[0].starts_with("x.whl: has 524289 bytes"),
+            "{tidy:?}",
+            tidy = tidy.complaints
+        );
     }
 
     #[test]
