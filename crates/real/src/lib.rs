@@ -3,6 +3,7 @@
 //!
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
+mod depth;
 pub mod directory;
 mod disk;
 pub mod limits;

@@ -2,15 +2,18 @@
 //!
 //! Operations that begin in one turn of the scheduler are submitted by one system call, or in
 //! pieces of [`PIECE`]: a task submits what is left, and it runs after everything that was ready to
-//! run. It answers in such pieces, too, so that those who wait go on beside the device. The ring's
-//! file descriptor shows the runtime when something is done. Memory that an operation works on
-//! belongs to the ring until its completion, so that a future may be dropped at any time.
+//! run. What is done makes room for what waits, first of all; then it is answered, in such pieces,
+//! too, so that those who wait go on beside the device. The ring's file descriptor shows the
+//! runtime when something is done. Memory that an operation works on belongs to the ring until its
+//! completion, so that a future may be dropped at any time.
 //!
 //! Invariants: operations in the kernel <= `DISK_OPS_MAX` <= places for completions; an operation
-//! is answered after it has transferred all bytes, or with the device's error.
+//! is answered after it has transferred all bytes, or with the device's error; reads are held
+//! back only while their disk has work ([`Depth`]).
 
 #![allow(unsafe_code)]
 
+use crate::depth::Depth;
 use crate::disk::{Op, Outcome};
 use crate::limits::{DISK_OPS_MAX, LAST_WAIT, PIECE, REGISTERED_FILES};
 use atoll_world::Durability;
@@ -39,12 +42,15 @@ pub(crate) struct Ring {
 #[derive(Clone)]
 pub(crate) struct Target {
     file: Arc<File>,
-    /// Its place among the registered files; freed with the last clone.
-    slot: Option<Rc<Slot>>,
+    /// Freed with the last clone.
+    slot: Rc<Slot>,
 }
 
+/// A disk's place in `State::disks`.
 struct Slot {
-    index: u32,
+    index: usize,
+    /// Its file has the same place among the registered ones.
+    registered: bool,
     /// Not a clone: what is in flight holds its slot, and the core holds what is in flight.
     core: Weak<Core>,
 }
@@ -61,10 +67,23 @@ struct State {
     /// In the kernel, by `user_data`.
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
-    /// Not yet there.
+    /// On their way there.
     waiting: VecDeque<Flight>,
-    /// Free places for registered files.
-    slots: Vec<u32>,
+    /// Back from there, with their results, and to be answered.
+    done: VecDeque<(Flight, i32)>,
+    /// By place.
+    disks: Vec<Disk>,
+    /// Places without a disk.
+    places: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Disk {
+    depth: Depth,
+    /// Reads, until the disk has room for them.
+    held: VecDeque<Flight>,
+    /// Completions of those that were just looked at.
+    ended: usize,
 }
 
 /// An operation and all it needs.
@@ -146,8 +165,8 @@ impl Ring {
         if !needed.iter().all(|&code| probe.is_supported(code)) {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        let registered = ring.submitter().register_files_sparse(REGISTERED_FILES).is_ok();
-        let slots = if registered { (0..REGISTERED_FILES).rev().collect() } else { Vec::new() };
+        // Without registered files the registration of each will fail, and be done without.
+        let _ = ring.submitter().register_files_sparse(REGISTERED_FILES);
         let raw = ring.as_raw_fd();
         let core = Rc::new(Core {
             ring: RefCell::new(ring),
@@ -155,7 +174,9 @@ impl Ring {
                 flights: (0..DISK_OPS_MAX).map(|_| None).collect(),
                 free: (0..DISK_OPS_MAX as usize).rev().collect(),
                 waiting: VecDeque::new(),
-                slots,
+                done: VecDeque::new(),
+                disks: Vec::new(),
+                places: Vec::new(),
             }),
             waker: RefCell::new(None),
             woken: Cell::new(false),
@@ -173,14 +194,19 @@ impl Ring {
 
     /// Makes the file known to the ring, so that operations need not look it up.
     pub(crate) fn register(&self, file: &Arc<File>) -> Target {
-        let index = self.core.state.borrow_mut().slots.pop();
-        let slot = index.and_then(|index| {
-            let ring = self.core.ring.borrow();
-            match ring.submitter().register_files_update(index, &[file.as_raw_fd()]) {
-                Ok(1) => Some(Rc::new(Slot { index, core: Rc::downgrade(&self.core) })),
-                _ => None,
-            }
+        let index = {
+            let state = &mut *self.core.state.borrow_mut();
+            state.places.pop().unwrap_or_else(|| {
+                state.disks.push(Disk::default());
+                state.disks.len() - 1
+            })
+        };
+        let ring = self.core.ring.borrow();
+        let registered = u32::try_from(index).is_ok_and(|index| {
+            index < REGISTERED_FILES
+                && ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok()
         });
+        let slot = Rc::new(Slot { index, registered, core: Rc::downgrade(&self.core) });
         Target { file: file.clone(), slot }
     }
 
@@ -190,7 +216,13 @@ impl Ring {
         let target = target.clone();
         let flight = Flight { target, at, op, done: 0, iovecs: Vec::new(), answer };
         let waiting = {
-            let mut state = self.core.state.borrow_mut();
+            let state = &mut *self.core.state.borrow_mut();
+            let disk = &mut state.disks[flight.target.slot.index];
+            if matches!(flight.op, Op::Read(_)) && !disk.depth.has_room() {
+                disk.held.push_back(flight);
+                return;
+            }
+            disk.depth.begins();
             state.waiting.push_back(flight);
             state.waiting.len()
         };
@@ -212,10 +244,15 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(core) = self.core.upgrade() else { return };
         // No operation uses it: they hold their target while they are in flight.
-        let ring = core.ring.borrow();
-        if ring.submitter().register_files_update(self.index, &[-1]).is_ok() {
-            core.state.borrow_mut().slots.push(self.index);
+        if self.registered {
+            let ring = core.ring.borrow();
+            let index = u32::try_from(self.index).expect("few are registered");
+            // If it fails, the next to be registered there takes its place.
+            let _ = ring.submitter().register_files_update(index, &[-1]);
         }
+        let state = &mut *core.state.borrow_mut();
+        state.disks[self.index] = Disk::default();
+        state.places.push(self.index);
     }
 }
 
@@ -284,14 +321,15 @@ impl Core {
                 Poll::Pending => false,
             };
             // Reaping makes room, submitting may complete at once.
-            let reaped = self.reap();
+            self.reap();
             let submitted = self.submit();
-            if reaped == PIECE {
+            let answered = self.answer();
+            if answered == PIECE {
                 // The others first.
                 self.wake();
                 return Poll::Pending;
             }
-            if !shown && reaped == 0 && submitted == 0 {
+            if !shown && answered == 0 && submitted == 0 {
                 return Poll::Pending;
             }
         }
@@ -337,36 +375,61 @@ impl Core {
         }
     }
 
-    /// How many completions were there, at most [`PIECE`].
-    fn reap(&self) -> usize {
-        let mut count = 0;
-        while count < PIECE {
-            let next = self.ring.borrow_mut().completion().next();
-            let Some(entry) = next else { return count };
-            count += 1;
-            let mut state = self.state.borrow_mut();
+    /// Takes what the kernel has done, and lets those go on that it makes room for.
+    fn reap(&self) {
+        let state = &mut *self.state.borrow_mut();
+        let before = state.done.len();
+        for entry in self.ring.borrow_mut().completion() {
             let id = usize::try_from(entry.user_data()).expect("ids are indices");
-            let mut flight = state.flights[id].take().expect("completed once");
+            let flight = state.flights[id].take().expect("completed once");
             state.free.push(id);
-            match flight.on_result(entry.result()) {
+            state.disks[flight.target.slot.index].ended += 1;
+            state.done.push_back((flight, entry.result()));
+        }
+        for (flight, _) in state.done.range(before..) {
+            let disk = &mut state.disks[flight.target.slot.index];
+            let ended = std::mem::take(&mut disk.ended);
+            if ended > 0 {
+                disk.depth.ended(ended, disk.held.len());
+            }
+            while disk.depth.has_room()
+                && let Some(flight) = disk.held.pop_front()
+            {
+                disk.depth.begins();
+                state.waiting.push_back(flight);
+            }
+        }
+    }
+
+    /// How many were answered or go on, at most [`PIECE`].
+    fn answer(&self) -> usize {
+        for count in 0..PIECE {
+            let mut state = self.state.borrow_mut();
+            let Some((mut flight, result)) = state.done.pop_front() else { return count };
+            match flight.on_result(result) {
                 Some(outcome) => {
                     drop(state);
                     flight.finish(outcome);
                 }
                 // Not everything yet: the rest goes first.
-                None => state.waiting.push_front(flight),
+                None => {
+                    state.disks[flight.target.slot.index].depth.begins();
+                    state.waiting.push_front(flight);
+                }
             }
         }
-        count
+        PIECE
     }
 }
 
 impl Flight {
     /// What is left to do, as the kernel wants it.
     fn entry(&mut self) -> squeue::Entry {
-        let fd = match &self.target.slot {
-            Some(slot) => types::Fd(slot.index.cast_signed()),
-            None => types::Fd(self.target.file.as_raw_fd()),
+        let slot = &self.target.slot;
+        let fd = if slot.registered {
+            types::Fd(i32::try_from(slot.index).expect("few are registered"))
+        } else {
+            types::Fd(self.target.file.as_raw_fd())
         };
         let at = self.at + self.done as u64;
         let entry = match &mut self.op {
@@ -410,10 +473,7 @@ impl Flight {
                 .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
                 .build(),
         };
-        match self.target.slot {
-            Some(_) => entry.flags(squeue::Flags::FIXED_FILE),
-            None => entry,
-        }
+        if slot.registered { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
     }
 
     /// What came of it; none: go on.

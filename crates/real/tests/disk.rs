@@ -4,11 +4,12 @@
 use atoll_real::{Backend, OpenError, OpenOptions, RealDisk, now, run, sleep_until};
 use atoll_world::{Buf, BufMut, Disk, Durability, Nanos};
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use std::cell::Cell;
 use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::task::Poll;
@@ -202,6 +203,44 @@ fn many_answers_that_are_there_at_once_come_in_pieces() {
         });
         let seen = seen.await.unwrap();
         assert!(seen.windows(2).all(|pair| pair[1] - pair[0] <= 8), "{seen:?}");
+    })
+    .unwrap();
+}
+
+/// While those that are done wait to be answered, the disk shall have work.
+#[test]
+fn reads_are_held_back_from_a_disk_that_ends_them_all_at_once() {
+    let dir = dir();
+    let path = file(&dir, 32);
+    let other = File::options().write(true).open(&path).unwrap();
+    let fill = |with| other.write_all_at(&[with; 32 * BLOCK], 0).unwrap();
+    run(async {
+        let disk = open(&path, Backend::Uring).unwrap();
+        for round in 1..=50 {
+            let (before, after) = (round, round + 100);
+            fill(before);
+            let reads = join_all((0..32).map(|block| disk.read(block * 4096, 4096)));
+            let meanwhile = async {
+                // They go to the kernel behind everything that is ready.
+                tokio::task::yield_now().await;
+                // Those end while nobody looks; whatever is read later finds something else.
+                let (_never, blocked) = std::sync::mpsc::channel::<()>();
+                blocked.recv_timeout(Duration::from_millis(50)).unwrap_err();
+                fill(after);
+            };
+            let (blocks, ()) = join(reads, meanwhile).await;
+            let mut later = 0;
+            for block in blocks {
+                let block = block.unwrap();
+                assert!(block[..] == [before; BLOCK] || block[..] == [after; BLOCK]);
+                later += usize::from(block[0] == after);
+            }
+            // All were given to it at first; after they were seen to end together, 20.
+            if round > 1 && later == 12 {
+                return;
+            }
+        }
+        panic!("in 50 rounds the disk was never given 20 of 32 reads");
     })
     .unwrap();
 }

@@ -1,0 +1,120 @@
+//! How many operations a disk has at once.
+//!
+//! Some disks tell what they have done only when they have nothing left to do: the paravirtual
+//! disks of several hypervisors raise one interrupt for all that they took in the meantime. If
+//! such a disk has all the requests there are, it stands still while these are answered and the
+//! clients send their next ones. So reads are held back, about as many as the disk needs time for
+//! until new ones come: then it has work, while what it did is answered.
+//!
+//! A disk that ends its operations one by one is given all of them.
+//!
+//! Invariants: a disk that has nothing to do is given what is held; never is a read held back from
+//! a disk that has fewer than [`DEPTH_MIN`].
+
+use crate::limits::{DEPTH_MIN, DISK_OPS_MAX};
+
+/// Of one disk.
+pub(crate) struct Depth {
+    /// Operations that the disk has, or will have in this turn.
+    taken: usize,
+    /// Reads are held back from here on.
+    limit: usize,
+}
+
+impl Default for Depth {
+    fn default() -> Self {
+        Self { taken: 0, limit: DISK_OPS_MAX as usize }
+    }
+}
+
+impl Depth {
+    /// Whether one more read is for the disk; if not, it is held.
+    pub(crate) fn has_room(&self) -> bool {
+        self.taken < self.limit
+    }
+
+    /// The disk gets one more operation.
+    pub(crate) fn begins(&mut self) {
+        self.taken += 1;
+    }
+
+    /// The disk is seen to have ended so many, more than none, while so many reads are held.
+    pub(crate) fn ended(&mut self, count: usize, held: usize) {
+        self.taken -= count;
+        let all = count + held;
+        if self.taken == 0 && all > DEPTH_MIN {
+            // It stands still. The next time it shall have three of eight in store.
+            self.limit = (all * 5 / 8).max(DEPTH_MIN);
+        } else if held > 0 {
+            // It goes on: perhaps it could have done these, too.
+            self.limit = (self.limit + count).min(DISK_OPS_MAX as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Depth;
+    use crate::limits::DEPTH_MIN;
+    use std::collections::VecDeque;
+
+    /// A disk and clients that want `all` reads done at any time, first while the disk ends all
+    /// at once, then while it ends `at_once` of what it has. The most that it then has, and what
+    /// is held beside.
+    fn settle(all: usize, at_once: impl Fn(usize) -> usize) -> (usize, usize) {
+        let mut depth = Depth::default();
+        let (mut held, mut new) = (0, all);
+        let (mut most, mut left) = (0, 0);
+        for round in 0..1000 {
+            held += new;
+            while held > 0 && depth.has_room() {
+                depth.begins();
+                held -= 1;
+            }
+            if round > 900 {
+                (most, left) = (most.max(depth.taken), held);
+            }
+            new = if round < 100 { depth.taken } else { at_once(depth.taken) };
+            depth.ended(new, held);
+        }
+        (most, left)
+    }
+
+    #[test]
+    fn a_disk_that_ends_all_at_once_gets_a_part_of_them() {
+        assert_eq!(settle(32, |taken| taken), (20, 12));
+        assert_eq!(settle(128, |taken| taken), (80, 48));
+    }
+
+    #[test]
+    fn a_disk_that_goes_on_gets_all_of_them() {
+        assert_eq!(settle(128, |_| 1), (128, 0));
+        assert_eq!(settle(200, |taken| taken.div_ceil(2)), (200, 0));
+    }
+
+    #[test]
+    fn few_are_not_held_back() {
+        for all in 1..=DEPTH_MIN {
+            assert_eq!(settle(all, |taken| taken), (all, 0));
+        }
+    }
+
+    #[test]
+    fn a_disk_with_nothing_to_do_has_room() {
+        let mut depth = Depth::default();
+        let mut random = 12345u32;
+        let mut ends = VecDeque::new();
+        for _ in 0..10_000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if random >> 31 == 0 && depth.has_room() {
+                depth.begins();
+                ends.push_back(());
+            } else if !ends.is_empty() {
+                let count = 1 + (random as usize >> 8) % ends.len();
+                ends.drain(..count);
+                depth.ended(count, random as usize % 5);
+            }
+            assert!(!ends.is_empty() || depth.has_room());
+        }
+    }
+}
