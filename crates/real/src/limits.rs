@@ -10,9 +10,9 @@ pub const DISK_OPS_MAX: u32 = 256;
 /// of 32 requests is with the client, the next ones are with the device: with all of them at once
 /// the three wait for each other in turns. Of 4, 6, 8 and 12 this was the best.
 pub const PIECE: usize = 8;
-/// Operations that a disk is given in any case. Of 16 reads at once a disk of a hypervisor made as
-/// many with 8, 12 and 16 of them.
-pub const DEPTH_MIN: usize = 8;
+/// Operations that a disk is given in any case: more than a shallow client and what deep ones may
+/// have beside it (`front`'s `requests_beside`), so that its reads are never held for theirs.
+pub const DEPTH_MIN: usize = 12;
 /// Threads of the pool that stands in for the ring, per shard.
 pub const POOL_THREADS: usize = 8;
 /// Disks of one shard whose file is registered with the ring; further ones work without.
