@@ -46,6 +46,20 @@ def built_here():
     return os.path.realpath(ATOLL).startswith(os.path.join(os.path.realpath(target), ""))
 
 
+def idling():
+    """Who puts idle processors to sleep. On a virtual machine a wake-up can cost more than the
+    request it is for, unless `haltpoll` looks for work first: for how long is said too."""
+    try:
+        with open("/sys/devices/system/cpu/cpuidle/current_driver", encoding="ascii") as f:
+            driver = f.read().strip()
+    except OSError:
+        return "none"
+    if driver != "haltpoll":
+        return driver
+    with open("/sys/module/haltpoll/parameters/guest_halt_poll_ns", encoding="ascii") as f:
+        return f"haltpoll {int(f.read()) / 1000:g} us"
+
+
 def machine():
     """What the figures were measured on."""
     with open("/proc/cpuinfo", encoding="utf-8") as f:
@@ -64,6 +78,7 @@ def machine():
         "cpu": model,
         "memory_gib": memory,
         "kernel": platform.release(),
+        "idle": idling(),
         "fio": run(["fio", "--version"]).stdout.strip(),
         "atoll": run([ATOLL, "--version"]).stdout.strip(),
         # Which sources another build has is not known here.
@@ -74,7 +89,8 @@ def machine():
 def machine_text(where):
     return (
         f"{where['date']}, {where['atoll']} ({where['source']}); {where['cpus']} CPUs "
-        f"({where['cpu']}), {where['memory_gib']} GiB, Linux {where['kernel']}, {where['fio']}"
+        f"({where['cpu']}), {where['memory_gib']} GiB, Linux {where['kernel']}, "
+        f"idle processors: {where['idle']}, {where['fio']}"
     )
 
 
