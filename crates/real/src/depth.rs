@@ -1,15 +1,16 @@
 //! How many operations a disk has at once.
 //!
-//! Some disks tell what they have done only when they have nothing left to do: the paravirtual
-//! disks of several hypervisors raise one interrupt for all that they took in the meantime. If
-//! such a disk has all the requests there are, it stands still while these are answered and the
-//! clients send their next ones. So reads are held back, about as many as the disk needs time for
-//! until new ones come: then it has work, while what it did is answered.
+//! Some disks tell what they have done only when they have nothing left to do: a virtual disk may
+//! raise one interrupt for all that it took in the meantime. If such a disk has all the requests
+//! there are, it stands still while these are answered and the clients send their next ones. So
+//! reads are held back, about as many as the disk needs time for until new ones come: then it has
+//! work, while what it did is answered.
 //!
-//! A disk that ends its operations one by one is given all of them.
+//! A disk that ends its operations one by one is given all of them. Writes and flushes are never
+//! held, nor are reads held for them: who goes first among these is the device's affair.
 //!
 //! Invariants: a disk that has nothing to do is given what is held; never is a read held back from
-//! a disk that has fewer than [`DEPTH_MIN`].
+//! a disk that has fewer than [`DEPTH_MIN`] of them.
 
 use crate::limits::{DEPTH_MIN, DISK_OPS_MAX};
 
@@ -17,37 +18,42 @@ use crate::limits::{DEPTH_MIN, DISK_OPS_MAX};
 pub(crate) struct Depth {
     /// Operations that the disk has, or will have in this turn.
     taken: usize,
+    /// Of these, reads.
+    reads: usize,
     /// Reads are held back from here on.
     limit: usize,
 }
 
 impl Default for Depth {
     fn default() -> Self {
-        Self { taken: 0, limit: DISK_OPS_MAX as usize }
+        Self { taken: 0, reads: 0, limit: DISK_OPS_MAX as usize }
     }
 }
 
 impl Depth {
     /// Whether one more read is for the disk; if not, it is held.
     pub(crate) fn has_room(&self) -> bool {
-        self.taken < self.limit
+        self.reads < self.limit
     }
 
     /// The disk gets one more operation.
-    pub(crate) fn begins(&mut self) {
+    pub(crate) fn begins(&mut self, is_read: bool) {
         self.taken += 1;
+        self.reads += usize::from(is_read);
     }
 
-    /// The disk is seen to have ended so many, more than none, while so many reads are held.
-    pub(crate) fn ended(&mut self, count: usize, held: usize) {
+    /// The disk is seen to have ended so many operations, more than none, so many of them reads,
+    /// while so many reads are held.
+    pub(crate) fn ended(&mut self, count: usize, reads: usize, held: usize) {
         self.taken -= count;
-        let all = count + held;
+        self.reads -= reads;
+        let all = reads + held;
         if self.taken == 0 && all > DEPTH_MIN {
             // It stands still. The next time it shall have three of eight in store.
             self.limit = (all * 5 / 8).max(DEPTH_MIN);
         } else if held > 0 {
             // It goes on: perhaps it could have done these, too.
-            self.limit = (self.limit + count).min(DISK_OPS_MAX as usize);
+            self.limit = (self.limit + reads.max(1)).min(DISK_OPS_MAX as usize);
         }
     }
 }
@@ -68,14 +74,14 @@ mod tests {
         for round in 0..1000 {
             held += new;
             while held > 0 && depth.has_room() {
-                depth.begins();
+                depth.begins(true);
                 held -= 1;
             }
             if round > 900 {
                 (most, left) = (most.max(depth.taken), held);
             }
             new = if round < 100 { depth.taken } else { at_once(depth.taken) };
-            depth.ended(new, held);
+            depth.ended(new, new, held);
         }
         (most, left)
     }
@@ -100,6 +106,19 @@ mod tests {
     }
 
     #[test]
+    fn no_read_is_held_for_writes() {
+        let mut depth = Depth::default();
+        (0..32).for_each(|_| depth.begins(true));
+        depth.ended(32, 32, 0);
+        (0..100).for_each(|_| depth.begins(false));
+        for _ in 0..20 {
+            assert!(depth.has_room());
+            depth.begins(true);
+        }
+        assert!(!depth.has_room());
+    }
+
+    #[test]
     fn a_disk_with_nothing_to_do_has_room() {
         let mut depth = Depth::default();
         let mut random = 12345u32;
@@ -107,12 +126,13 @@ mod tests {
         for _ in 0..10_000 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             if random >> 31 == 0 && depth.has_room() {
-                depth.begins();
-                ends.push_back(());
+                let is_read = random >> 30 & 1 == 0;
+                depth.begins(is_read);
+                ends.push_back(is_read);
             } else if !ends.is_empty() {
                 let count = 1 + (random as usize >> 8) % ends.len();
-                ends.drain(..count);
-                depth.ended(count, random as usize % 5);
+                let reads = ends.drain(..count).filter(|is_read| *is_read).count();
+                depth.ended(count, reads, random as usize % 5);
             }
             assert!(!ends.is_empty() || depth.has_room());
         }

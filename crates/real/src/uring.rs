@@ -82,8 +82,8 @@ struct Disk {
     depth: Depth,
     /// Reads, until the disk has room for them.
     held: VecDeque<Flight>,
-    /// Completions of those that were just looked at.
-    ended: usize,
+    /// Completions of those that were just looked at, and how many of these are of reads.
+    ended: (usize, usize),
 }
 
 /// An operation and all it needs.
@@ -204,7 +204,10 @@ impl Ring {
         let ring = self.core.ring.borrow();
         let registered = u32::try_from(index).is_ok_and(|index| {
             index < REGISTERED_FILES
-                && ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok()
+                && matches!(
+                    ring.submitter().register_files_update(index, &[file.as_raw_fd()]),
+                    Ok(1)
+                )
         });
         let slot = Rc::new(Slot { index, registered, core: Rc::downgrade(&self.core) });
         Target { file: file.clone(), slot }
@@ -218,11 +221,11 @@ impl Ring {
         let waiting = {
             let state = &mut *self.core.state.borrow_mut();
             let disk = &mut state.disks[flight.target.slot.index];
-            if matches!(flight.op, Op::Read(_)) && !disk.depth.has_room() {
+            if flight.is_read() && !disk.depth.has_room() {
                 disk.held.push_back(flight);
                 return;
             }
-            disk.depth.begins();
+            disk.depth.begins(flight.is_read());
             state.waiting.push_back(flight);
             state.waiting.len()
         };
@@ -383,19 +386,20 @@ impl Core {
             let id = usize::try_from(entry.user_data()).expect("ids are indices");
             let flight = state.flights[id].take().expect("completed once");
             state.free.push(id);
-            state.disks[flight.target.slot.index].ended += 1;
+            let ended = &mut state.disks[flight.target.slot.index].ended;
+            *ended = (ended.0 + 1, ended.1 + usize::from(flight.is_read()));
             state.done.push_back((flight, entry.result()));
         }
         for (flight, _) in state.done.range(before..) {
             let disk = &mut state.disks[flight.target.slot.index];
-            let ended = std::mem::take(&mut disk.ended);
-            if ended > 0 {
-                disk.depth.ended(ended, disk.held.len());
+            let (count, reads) = std::mem::take(&mut disk.ended);
+            if count > 0 {
+                disk.depth.ended(count, reads, disk.held.len());
             }
             while disk.depth.has_room()
                 && let Some(flight) = disk.held.pop_front()
             {
-                disk.depth.begins();
+                disk.depth.begins(true);
                 state.waiting.push_back(flight);
             }
         }
@@ -413,7 +417,8 @@ impl Core {
                 }
                 // Not everything yet: the rest goes first.
                 None => {
-                    state.disks[flight.target.slot.index].depth.begins();
+                    let disk = &mut state.disks[flight.target.slot.index];
+                    disk.depth.begins(flight.is_read());
                     state.waiting.push_front(flight);
                 }
             }
@@ -423,6 +428,10 @@ impl Core {
 }
 
 impl Flight {
+    fn is_read(&self) -> bool {
+        matches!(self.op, Op::Read(_))
+    }
+
     /// What is left to do, as the kernel wants it.
     fn entry(&mut self) -> squeue::Entry {
         let slot = &self.target.slot;
