@@ -103,6 +103,12 @@ pub const KEYS: &[Key] = &[
          requests are under way; 0: not at all",
     ),
     key(
+        "io.quick_wake",
+        Kind::Flag,
+        "true",
+        "Keep this machine's processors from sleeping deeply while clients or disks are busy",
+    ),
+    key(
         "scrub.every_days",
         Kind::Number("days", DAYS_MAX),
         "30",
@@ -153,6 +159,8 @@ pub struct Config {
     pub backend: Backend,
     /// `io.awake_us`.
     pub awake: Nanos,
+    /// `io.quick_wake`.
+    pub quick_wake: bool,
     /// `scrub.every_days`.
     pub scrub_every_days: u64,
     /// `scrub.rate`, bytes per second.
@@ -432,6 +440,7 @@ impl Reader {
                 _ => Backend::Auto,
             },
             awake: Nanos::from_us(self.text("io.awake_us").parse().expect(CHECKED)),
+            quick_wake: self.flag("io.quick_wake"),
             nbd_socket: self.socket("frontends.nbd.unix"),
             nbd_tcp,
             scrub_every_days: self.text("scrub.every_days").parse().expect(CHECKED),

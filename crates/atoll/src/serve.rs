@@ -15,7 +15,7 @@ use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_real::directory::DirectoryServer;
-use atoll_real::{Shard, stay_awake};
+use atoll_real::{Shard, stay_awake, wake_quickly};
 use std::io::{IsTerminal, Read};
 use tokio::sync::{oneshot, watch};
 
@@ -98,6 +98,11 @@ async fn shard(
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
     stay_awake(config.awake);
+    if config.quick_wake
+        && let Err(error) = wake_quickly()
+    {
+        tracing::debug!("{error}: processors sleep as deeply as the system has them");
+    }
     let sockets = match Bound::new(&config).await {
         Ok(sockets) => sockets,
         Err(problem) => {

@@ -6,6 +6,7 @@
 mod depth;
 pub mod directory;
 mod disk;
+mod idle;
 pub mod limits;
 mod pool;
 mod shard;
@@ -16,6 +17,7 @@ mod uring;
 mod vigil;
 
 pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
+pub use idle::wake_quickly;
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
 pub use tcp::{RealConn, RealNet};

@@ -35,6 +35,18 @@ pub const AWAKE_BYTES: usize = 128 << 10;
 /// What the work on a request is in the bytes that could be moved instead.
 pub const AWAKE_EACH: usize = 4 << 10;
 
+/// A shard is busy when this many events come within [`BUSY_WITHIN`]: some 500 requests a second of
+/// one client that waits for each.
+pub const BUSY_EVENTS: u32 = 16;
+/// See [`BUSY_EVENTS`].
+pub const BUSY_WITHIN: Nanos = Nanos::from_ms(10);
+/// And busy no longer when that was so long ago. It costs a system call and an interrupt for each
+/// processor, ten times a second at most.
+pub const CALM_AFTER: Nanos = Nanos::from_ms(100);
+/// In microseconds, what it may take meanwhile to wake a processor of a bare machine: the light
+/// states (C1, C1E) are below, those that empty its caches take over a hundred.
+pub const WAKE_BOUND_US: i32 = 10;
+
 /// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
 pub const STREAM_BUFFER: usize = 256 << 10;
 /// Payloads up to this length are taken out of the stream buffer; of longer ones, what is not in

@@ -16,7 +16,7 @@
 //! keep nobody awake.
 
 use crate::limits::{AWAKE_BYTES, AWAKE_EACH, AWAKE_MAX, AWAKE_MIN};
-use crate::{now, uring};
+use crate::{idle, now, uring};
 use atoll_world::Nanos;
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -72,6 +72,7 @@ pub(crate) fn stir() {
     VIGIL.with(|vigil| {
         let now = now();
         let quiet = now.since(vigil.last.replace(now));
+        idle::event(now);
         let Some(sleeper) = vigil.asleep.take() else { return };
         vigil.window.set(next_window(vigil.window.get(), quiet, vigil.max.get()));
         if vigil.is_wanted() {

@@ -215,6 +215,8 @@ mutants! {
         "a slot is freed that still has blocks";
     "destage.whole_not_recorded", "S10", [Kill],
         "discards of whole chunks are not journaled";
+    "destage.rest_forgotten", "S13", [],
+        "what a round leaves of a chunk is not destaged until the next restart";
     "destage.the_older_wins", "S11", [],
         "destage forgets what was written meanwhile";
     "checkpoint.pages_not_flushed", "S15", [PowerLoss],

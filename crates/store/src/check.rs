@@ -14,7 +14,7 @@ use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::World;
 use atoll_world::sync::Notify;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What [`check`] has found on the devices of a group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -237,9 +237,35 @@ impl State {
         for (place, segment) in self.ring.iter().enumerate() {
             equal("live blocks of a segment", live[place], segment.live)?;
         }
+        if !self.round_under_way {
+            self.audit_laid()?;
+        }
         equal("blocks in the log", index, self.index_blocks)?;
         equal("dirty blocks", overlay, self.overlay_blocks)?;
         equal("chunk entries", entries, self.entries_used)?;
         equal("chunk entries set aside", entries_reserved, self.entries_reserved)
+    }
+
+    /// Destage finds everything that lies in the log.
+    fn audit_laid(&self) -> Result<(), String> {
+        let mut laid: BTreeMap<(u32, u32), BTreeSet<u32>> = BTreeMap::new();
+        for known in self.ring.iter().flat_map(|segment| &segment.laid) {
+            laid.entry((known.local, known.chunk)).or_default().insert(known.at);
+        }
+        let none = BTreeSet::new();
+        for c in self.components.values() {
+            for (&chunk, hot) in &c.hot {
+                let known = laid.get(&(c.local, chunk)).unwrap_or(&none);
+                let whole = hot.whole.iter().map(|w| w.at);
+                for at in hot.pending.iter().map(|p| p.at).chain(whole) {
+                    let before = known.range(..=at).next_back();
+                    if before.is_none_or(|&before| at - before >= limits::LAID_SPAN) {
+                        let of = format!("of chunk {chunk} of {}", c.id);
+                        return Err(format!("block {at} of the log, {of}, is lost to destage"));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }

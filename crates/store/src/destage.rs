@@ -19,7 +19,7 @@ use crate::index::{Overlay, Pending, Whole};
 use crate::journal::{self, Records};
 use crate::limits;
 use crate::pages::Page;
-use crate::state::{State, home_entry};
+use crate::state::{Laid, State, home_entry};
 use atoll_format::checksum::crc;
 use atoll_format::chunk::{BlockEntry, ChunkEntry, JournalKind, NONE};
 use atoll_format::id::Seq;
@@ -312,29 +312,42 @@ impl Task {
 
 fn select(state: &mut State) -> Vec<Task> {
     let mut tasks: Vec<Task> = Vec::new();
+    // With the window that each was taken from.
     let mut seen = BTreeMap::new();
     let mut blocks = 0;
     let chunks_max = round_chunks(state);
     for segment in state.trim_below..=state.head_segment {
         let index = (segment % state.geometry.segments) as usize;
         let mut next_time = Vec::new();
+        let mut window = 0;
         while blocks < limits::ROUND_BLOCKS && tasks.len() < chunks_max {
-            let Some((local, chunk)) = state.ring[index].chunks.pop_front() else { break };
-            match seen.insert((local, chunk), segment) {
-                Some(before) if before == segment => continue,
-                // A chunk is in a round once: what it has in this segment comes with another.
-                Some(before) => {
-                    seen.insert((local, chunk), before);
-                    next_time.push((local, chunk));
+            let Some(laid) = state.ring[index].laid.pop_front() else { break };
+            let Laid { at, local, chunk } = laid;
+            if at >= window {
+                if blocks >= limits::ROUND_BLOCKS / 2 {
+                    state.ring[index].laid.push_front(laid);
+                    break;
+                }
+                window = at + limits::ROUND_SPAN;
+            }
+            match seen.get(&(local, chunk)) {
+                Some(&before) if before == (segment, window) => continue,
+                // A chunk is in a round once: what it has here comes with another.
+                Some(_) => {
+                    if !mutant!("destage.rest_forgotten") {
+                        next_time.push(laid);
+                    }
                     continue;
                 }
-                None => {}
-            }
+                None => seen.insert((local, chunk), (segment, window)),
+            };
             let Some(c) = state.components.get(&local) else { continue };
             let Some(hot) = c.hot.get(&chunk) else { continue };
-            // Only what lies in this segment: its blocks are read in the order in which they lie,
-            // a few large reads, where those of one chunk are scattered over all segments.
-            let lies_here = |at: u32| state.geometry.ring_index(at) == index;
+            // Only what lies together: a few large reads, where the blocks of one chunk are
+            // scattered over the whole log. Behind the window, so that nothing is left of what
+            // was noted within.
+            let end = window + limits::LAID_SPAN;
+            let lies_here = |at: u32| state.geometry.ring_index(at) == index && at < end;
             let pending: Vec<Pending> =
                 hot.pending.iter().filter(|p| lies_here(p.at)).copied().collect();
             if pending.is_empty() && !hot.whole.as_ref().is_some_and(|w| lies_here(w.at)) {
@@ -362,8 +375,8 @@ fn select(state: &mut State) -> Vec<Task> {
                 keeps_slot: true,
             });
         }
-        for chunk in next_time.into_iter().rev() {
-            state.ring[index].chunks.push_front(chunk);
+        for laid in next_time.into_iter().rev() {
+            state.ring[index].laid.push_front(laid);
         }
     }
     tasks
@@ -433,7 +446,7 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
         match runs.last_mut() {
             Some((first, count))
                 if at < *first + *count + limits::READ_GAP_BLOCKS
-                    && at - *first < BLOCKS_PER_CHUNK =>
+                    && at - *first < limits::READ_BLOCKS =>
             {
                 *count = at - *first + 1;
             }
@@ -613,7 +626,13 @@ fn put_back<W: World>(group: &Rc<Group<W>>, tasks: &[Task]) {
             }
             promise(&mut state, task.local, task.chunk);
         }
-        state.ring[task.place].chunks.push_front((task.local, task.chunk));
+        let State { ring, geometry, .. } = &mut *state;
+        let here = |&at: &u32| geometry.ring_index(at) == task.place;
+        let whole = task.whole.iter().map(|w| w.at).filter(here);
+        let laid = &mut ring[task.place].laid;
+        for at in whole.chain(task.pending.iter().map(|p| p.at)) {
+            laid.push_front(Laid { at, local: task.local, chunk: task.chunk });
+        }
     }
 }
 

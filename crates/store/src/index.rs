@@ -8,6 +8,7 @@
 //! counted once as live in the segment it lies in.
 
 use crate::limits::{HOT_CHUNK_BYTES, PLACED_WEIGHT};
+use crate::state::Laid;
 use atoll_format::chunk::{BlockEntry, ChunkEntry};
 use atoll_format::id::Seq;
 use atoll_format::op::{BlockState, BlockTag};
@@ -141,7 +142,7 @@ pub(crate) struct Hot {
 
 // Nodes of the tree hold 6 to 11 entries; a queue that has just grown is half empty.
 const _: () = assert!(
-    (size_of::<Hot>() as u64 + 4) * 11 / 6 + 2 * size_of::<(u32, u32)>() as u64 <= HOT_CHUNK_BYTES
+    (size_of::<Hot>() as u64 + 4) * 11 / 6 + 2 * size_of::<Laid>() as u64 <= HOT_CHUNK_BYTES
 );
 
 impl Hot {

@@ -58,6 +58,12 @@ pub const JOURNAL_MIN_LARGE: u64 = 64 << 20;
 pub const ROUND_BLOCKS: usize = 2_048;
 /// Chunks of one destage round: random blocks lie in as many.
 pub const ROUND_CHUNKS: usize = ROUND_BLOCKS;
+/// A round takes all that begins within so many blocks of the log, and goes on behind these if that
+/// was little: what it takes is read together.
+pub const ROUND_SPAN: u32 = ROUND_BLOCKS as u32 - LAID_SPAN;
+/// Blocks of a chunk that lie this close together in the log are noted once; at least twice what
+/// one operation brings.
+pub const LAID_SPAN: u32 = 2 * BLOCKS_PER_CHUNK;
 /// Device requests of destage, scrub and checkpoint in flight.
 pub const BACKGROUND_DEPTH: usize = 16;
 /// Reads of destage in flight while guests write.
@@ -71,8 +77,11 @@ pub const INCOMING_WINDOW: Nanos = Nanos::from_ms(100);
 /// Writes of destage that are begun together: half a millisecond of a fast device, so that an
 /// operation behind them does not wait long.
 pub const HOME_WRITES: usize = 32;
-/// Log reads of destage are joined over gaps of so many blocks.
-pub const READ_GAP_BLOCKS: u32 = 4;
+/// Log reads of destage are joined over gaps of so many blocks: to read these takes less than
+/// another request does.
+pub const READ_GAP_BLOCKS: u32 = 8;
+/// And up to so many blocks: what guests read or write behind one waits for 256 KiB.
+pub const READ_BLOCKS: u32 = 64;
 
 /// The log may be three eighths full before destage starts while guests write: bursts go to the log
 /// alone, and blocks that are overwritten soon never leave it. Of 255.
@@ -125,7 +134,7 @@ pub const OVERLAY_MIN: u64 = 64 << 10;
 pub const INDEX_ENTRY_BYTES: u64 = 16;
 /// Bytes of memory of a chunk that has blocks in the log or dirty, beside those blocks: its entry
 /// in a tree whose nodes may be little more than half full, and its place in a queue.
-pub const HOT_CHUNK_BYTES: u64 = 288;
+pub const HOT_CHUNK_BYTES: u64 = 296;
 /// What a placed chunk counts for in the log's index: its 256 CRCs and their head.
 pub const PLACED_WEIGHT: u64 = (4 * BLOCKS_PER_CHUNK as u64 + 16) / INDEX_ENTRY_BYTES;
 /// What a placed chunk counts for in a destage round: 256 journal records, and no bytes moved.

@@ -79,8 +79,31 @@ pub(crate) struct Segment {
     pub live: u64,
     /// Reads of it under way: it is not overwritten before they end.
     pub readers: u32,
-    /// Chunks that it has blocks of, in the order of the log; emptied as they are destaged.
-    pub chunks: VecDeque<(u32, u32)>,
+    /// What was put into it, in the order of the log; emptied as it is destaged. Whatever of a
+    /// chunk lies in the segment lies less than [`limits::LAID_SPAN`] blocks behind one of these.
+    pub laid: VecDeque<Laid>,
+}
+
+/// From here on, and not much further, the log has blocks of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Laid {
+    /// Block of the log device.
+    pub at: u32,
+    pub local: u32,
+    pub chunk: u32,
+}
+
+impl Segment {
+    /// Blocks of a chunk, no more than one operation has, begin at that block of the log device.
+    fn lay(&mut self, laid: Laid) {
+        let known = self.laid.back().is_some_and(|last| {
+            (last.local, last.chunk) == (laid.local, laid.chunk)
+                && (last.at..last.at + limits::LAID_SPAN - BLOCKS_PER_CHUNK).contains(&laid.at)
+        });
+        if !known {
+            self.laid.push_back(laid);
+        }
+    }
 }
 
 /// Where the payload of a batch and the batch itself lie, in blocks of the log device.
@@ -700,6 +723,7 @@ impl State {
             }
             _ => None,
         };
+        let mut at = place.batch;
         let added = if let Some(content) = content {
             let whole = Whole { content, seq, at: place.batch };
             let weight = whole.weight();
@@ -720,6 +744,9 @@ impl State {
         } else {
             let first = (range.start % BLOCKS_PER_CHUNK) as u16;
             let payload = place.payload + op.payload_at.get();
+            if state == BlockState::Raw {
+                at = payload;
+            }
             let make = |i: u16| {
                 let (at, crc) = match state {
                     BlockState::Raw => (payload + u32::from(i), crcs[usize::from(i)]),
@@ -738,9 +765,7 @@ impl State {
         c.log_live += added;
         let segment = &mut self.ring[self.geometry.ring_index(place.batch)];
         segment.live += added;
-        if segment.chunks.back() != Some(&(local, chunk)) {
-            segment.chunks.push_back((local, chunk));
-        }
+        segment.lay(Laid { at, local, chunk });
     }
 
     /// An operation on that chunk is no longer queued.

@@ -1,0 +1,189 @@
+//! How deeply the processors of this machine may sleep while a shard is busy.
+//!
+//! To wake a processor costs whoever wakes it, and the request that waits for it: tens of
+//! microseconds from the deep states of a bare machine, up to a hundred in a virtual one. The
+//! kernel lets a process bound that (`Documentation/power/pm_qos_interface.rst`): for all
+//! processors, as long as a file is open. A shard asks for it when events come in quick
+//! succession, and takes it back when they have not for a while: an idle machine saves its power.
+//!
+//! Invariants: without events nothing is asked of the kernel for longer than two
+//! [`CALM_AFTER`]; what was asked ends with the process, however it ends.
+
+use crate::limits::{BUSY_EVENTS, BUSY_WITHIN, CALM_AFTER, WAKE_BOUND_US};
+use crate::{now, sleep_until};
+use atoll_world::Nanos;
+use atoll_world::sync::Notify;
+use std::cell::{Cell, OnceCell};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Takes a bound in microseconds from whoever has it open.
+const QOS: &str = "/dev/cpu_dma_latency";
+/// Who puts idle processors to sleep.
+const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
+/// Any latency will do.
+const NO_BOUND: i32 = -1;
+
+#[derive(Default)]
+struct Idle {
+    qos: OnceCell<Qos>,
+    /// Since `began`.
+    events: Cell<u32>,
+    began: Cell<Nanos>,
+    /// When events last came in quick succession.
+    busy: Cell<Nanos>,
+    bounded: Cell<bool>,
+    now_bounded: Notify,
+}
+
+struct Qos {
+    file: File,
+    bound: i32,
+}
+
+impl Qos {
+    #[expect(clippy::host_endian_bytes, reason = "for the kernel of this machine")]
+    fn ask(&self, bound: i32) {
+        // What the kernel refuses is as it was: slower, or awake for longer.
+        if let Err(error) = (&self.file).write_all(&bound.to_ne_bytes()) {
+            tracing::debug!("{QOS}: {error}");
+        }
+    }
+}
+
+thread_local! {
+    static IDLE: Idle = Idle::default();
+}
+
+/// From now on this shard keeps processors from sleeping deeply while it is busy.
+///
+/// # Errors
+/// The kernel offers no bound, or not to this user.
+pub fn wake_quickly() -> io::Result<()> {
+    // A virtual machine's kernel takes halting, which ends with the hypervisor, for a light
+    // sleep: only zero means not to halt.
+    let halts = std::fs::read(DRIVER).is_ok_and(|driver| driver.starts_with(b"haltpoll"));
+    wake_quickly_by(Path::new(QOS), if halts { 0 } else { WAKE_BOUND_US })
+}
+
+fn wake_quickly_by(path: &Path, bound: i32) -> io::Result<()> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    let file = OpenOptions::new().write(true).open(path).map_err(named)?;
+    IDLE.with(|idle| {
+        if idle.qos.set(Qos { file, bound }).is_ok() {
+            tokio::task::spawn_local(calm_down());
+        }
+    });
+    Ok(())
+}
+
+/// A client or a disk has work.
+pub(crate) fn event(now: Nanos) {
+    IDLE.with(|idle| {
+        let events = idle.events.get() + 1;
+        if events < BUSY_EVENTS {
+            return idle.events.set(events);
+        }
+        idle.events.set(0);
+        if now.since(idle.began.replace(now)) > BUSY_WITHIN {
+            return;
+        }
+        idle.busy.set(now);
+        if let Some(qos) = idle.qos.get()
+            && !idle.bounded.replace(true)
+        {
+            qos.ask(qos.bound);
+            idle.now_bounded.notify_all();
+        }
+    });
+}
+
+/// Takes the bound back whenever the shard is busy no longer. Never ends.
+async fn calm_down() {
+    loop {
+        let bounded = IDLE.with(|idle| idle.now_bounded.notified());
+        if !IDLE.with(|idle| idle.bounded.get()) {
+            bounded.await;
+        }
+        loop {
+            let until = IDLE.with(|idle| idle.busy.get()) + CALM_AFTER;
+            if now() >= until {
+                break;
+            }
+            sleep_until(until).await;
+        }
+        IDLE.with(|idle| {
+            idle.bounded.set(false);
+            if let Some(qos) = idle.qos.get() {
+                qos.ask(NO_BOUND);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NO_BOUND, event, wake_quickly_by};
+    use crate::limits::{BUSY_EVENTS, BUSY_WITHIN, CALM_AFTER};
+    use crate::{now, run, sleep_until};
+    use atoll_world::Nanos;
+    use std::path::Path;
+
+    /// What the kernel was asked for, one after the other.
+    #[expect(clippy::host_endian_bytes, reason = "for the kernel of this machine")]
+    fn asked(path: &Path) -> Vec<i32> {
+        let bytes = std::fs::read(path).unwrap();
+        bytes.chunks(4).map(|b| i32::from_ne_bytes(b.try_into().unwrap())).collect()
+    }
+
+    async fn sleep(time: Nanos) {
+        sleep_until(now() + time).await;
+    }
+
+    #[test]
+    fn processors_wake_quickly_while_events_come_in_quick_succession_and_not_afterwards() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        let path = device.path();
+        run(async {
+            wake_quickly_by(path, 7).unwrap();
+            for busy in 1..=2 {
+                (0..2 * BUSY_EVENTS).for_each(|_| event(now()));
+                assert_eq!(asked(path), [7, NO_BOUND].repeat(busy)[..2 * busy - 1]);
+                while asked(path).len() < 2 * busy {
+                    sleep(CALM_AFTER / 4).await;
+                }
+            }
+            assert_eq!(asked(path), [7, NO_BOUND, 7, NO_BOUND]);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_shard_that_stays_busy_asks_once_and_one_with_rare_events_never() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        run(async {
+            wake_quickly_by(device.path(), 7).unwrap();
+            // Moments of the future: this test waits for none.
+            let mut at = now();
+            for _ in 0..10 * BUSY_EVENTS {
+                at += BUSY_WITHIN / u64::from(BUSY_EVENTS) * 2;
+                event(at);
+            }
+            assert!(asked(device.path()).is_empty());
+            (0..100 * BUSY_EVENTS).for_each(|_| event(at));
+            assert_eq!(asked(device.path()), [7]);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_system_without_bounds_is_no_obstacle() {
+        run(async {
+            let error = wake_quickly_by(Path::new("/nonexistent/device"), 7).unwrap_err();
+            assert!(error.to_string().contains("/nonexistent/device"), "{error}");
+            (0..3 * BUSY_EVENTS).for_each(|_| event(now()));
+        })
+        .unwrap();
+    }
+}
