@@ -126,7 +126,7 @@ async fn calm_down() {
 mod tests {
     use super::{NO_BOUND, event, wake_quickly_by};
     use crate::limits::{BUSY_EVENTS, BUSY_WITHIN, CALM_AFTER};
-    use crate::{now, run, sleep_until};
+    use crate::{Shard, now, sleep_until};
     use atoll_world::Nanos;
     use std::path::Path;
 
@@ -141,11 +141,16 @@ mod tests {
         sleep_until(now() + time).await;
     }
 
+    /// On a thread of its own: it begins as one that asked for nothing.
+    fn on_a_shard<F: Future<Output = ()>>(main: impl FnOnce() -> F + Send + 'static) {
+        Shard::start("idle", main).unwrap().join().unwrap();
+    }
+
     #[test]
     fn processors_wake_quickly_while_events_come_in_quick_succession_and_not_afterwards() {
-        let device = tempfile::NamedTempFile::new().unwrap();
-        let path = device.path();
-        run(async {
+        on_a_shard(async || {
+            let device = tempfile::NamedTempFile::new().unwrap();
+            let path = device.path();
             wake_quickly_by(path, 7).unwrap();
             for busy in 1..=2 {
                 (0..2 * BUSY_EVENTS).for_each(|_| event(now()));
@@ -155,14 +160,13 @@ mod tests {
                 }
             }
             assert_eq!(asked(path), [7, NO_BOUND, 7, NO_BOUND]);
-        })
-        .unwrap();
+        });
     }
 
     #[test]
     fn a_shard_that_stays_busy_asks_once_and_one_with_rare_events_never() {
-        let device = tempfile::NamedTempFile::new().unwrap();
-        run(async {
+        on_a_shard(async || {
+            let device = tempfile::NamedTempFile::new().unwrap();
             wake_quickly_by(device.path(), 7).unwrap();
             // Moments of the future: this test waits for none.
             let mut at = now();
@@ -173,17 +177,15 @@ mod tests {
             assert!(asked(device.path()).is_empty());
             (0..100 * BUSY_EVENTS).for_each(|_| event(at));
             assert_eq!(asked(device.path()), [7]);
-        })
-        .unwrap();
+        });
     }
 
     #[test]
     fn a_system_without_bounds_is_no_obstacle() {
-        run(async {
+        on_a_shard(async || {
             let error = wake_quickly_by(Path::new("/nonexistent/device"), 7).unwrap_err();
             assert!(error.to_string().contains("/nonexistent/device"), "{error}");
             (0..3 * BUSY_EVENTS).for_each(|_| event(now()));
-        })
-        .unwrap();
+        });
     }
 }

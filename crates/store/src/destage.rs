@@ -328,7 +328,7 @@ fn select(state: &mut State) -> Vec<Task> {
                     state.ring[index].laid.push_front(laid);
                     break;
                 }
-                window = at + limits::ROUND_SPAN;
+                window = at.saturating_add(limits::ROUND_SPAN);
             }
             match seen.get(&(local, chunk)) {
                 Some(&before) if before == (segment, window) => continue,
@@ -346,7 +346,7 @@ fn select(state: &mut State) -> Vec<Task> {
             // Only what lies together: a few large reads, where the blocks of one chunk are
             // scattered over the whole log. Behind the window, so that nothing is left of what
             // was noted within.
-            let end = window + limits::LAID_SPAN;
+            let end = window.saturating_add(limits::LAID_SPAN);
             let lies_here = |at: u32| state.geometry.ring_index(at) == index && at < end;
             let pending: Vec<Pending> =
                 hot.pending.iter().filter(|p| lies_here(p.at)).copied().collect();
@@ -441,21 +441,24 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
         }
     }
     wanted.sort_unstable();
-    let mut runs: Vec<(u32, u32)> = Vec::new();
+    // First block, length, how many of it are wanted.
+    let mut runs: Vec<(u32, u32, u32)> = Vec::new();
     for &(at, _, _) in &wanted {
         match runs.last_mut() {
-            Some((first, count))
-                if at < *first + *count + limits::READ_GAP_BLOCKS
-                    && at - *first < limits::READ_BLOCKS =>
+            Some((first, len, blocks))
+                if at < *first + *len + limits::READ_GAP_BLOCKS
+                    && at - *first
+                        < limits::READ_BLOCKS.min(limits::READ_WASTE * (*blocks + 1)) =>
             {
-                *count = at - *first + 1;
+                *len = at - *first + 1;
+                *blocks += 1;
             }
-            _ => runs.push((at, 1)),
+            _ => runs.push((at, 1, 1)),
         }
     }
     let full = matches!(pace(group, &mut group.state.borrow_mut(), group.world.now()), Pace::Full);
     let depth = if full { limits::BACKGROUND_DEPTH } else { limits::PACED_DEPTH };
-    let reads = runs.into_iter().map(|(first, count)| async move {
+    let reads = runs.into_iter().map(|(first, count, _)| async move {
         let at = u64::from(first) * BLOCK;
         (first, count, group.log_device().read(at, count * BLOCK as u32).await)
     });

@@ -81,6 +81,9 @@ pub const HOME_WRITES: usize = 8;
 /// Log reads of destage are joined over gaps of so many blocks: to read these takes less than
 /// another request does.
 pub const READ_GAP_BLOCKS: u32 = 8;
+/// What is joined is at most so many times what is wanted: as long as one block of it is on its
+/// way home all of it stays in memory.
+pub const READ_WASTE: u32 = 4;
 /// And up to so many blocks: what guests read or write behind one waits for 256 KiB.
 pub const READ_BLOCKS: u32 = 64;
 

@@ -97,8 +97,9 @@ impl Segment {
     /// Blocks of a chunk, no more than one operation has, begin at that block of the log device.
     fn lay(&mut self, laid: Laid) {
         let known = self.laid.back().is_some_and(|last| {
+            let behind = laid.at.checked_sub(last.at);
             (last.local, last.chunk) == (laid.local, laid.chunk)
-                && (last.at..last.at + limits::LAID_SPAN - BLOCKS_PER_CHUNK).contains(&laid.at)
+                && behind.is_some_and(|n| n < limits::LAID_SPAN - BLOCKS_PER_CHUNK)
         });
         if !known {
             self.laid.push_back(laid);
