@@ -129,6 +129,11 @@ fn pace<W: World>(group: &Group<W>, state: &mut State, now: Nanos) -> Pace {
     Pace::PerSecond((brought * 2 * above / range).max(limits::DESTAGE_PER_SECOND_MIN))
 }
 
+fn is_full_pace<W: World>(group: &Group<W>) -> bool {
+    let now = group.world.now();
+    matches!(pace(group, &mut group.state.borrow_mut(), now), Pace::Full)
+}
+
 /// When a round that began then may have moved so many blocks.
 fn due<W: World>(group: &Group<W>, begun: Nanos, blocks: usize) -> Nanos {
     let now = group.world.now();
@@ -456,8 +461,7 @@ async fn read_log<W: World>(group: &Rc<Group<W>>, tasks: &mut [Task]) {
             _ => runs.push((at, 1, 1)),
         }
     }
-    let full = matches!(pace(group, &mut group.state.borrow_mut(), group.world.now()), Pace::Full);
-    let depth = if full { limits::BACKGROUND_DEPTH } else { limits::PACED_DEPTH };
+    let depth = if is_full_pace(group) { limits::BACKGROUND_DEPTH } else { limits::PACED_DEPTH };
     let reads = runs.into_iter().map(|(first, count, _)| async move {
         let at = u64::from(first) * BLOCK;
         (first, count, group.log_device().read(at, count * BLOCK as u32).await)
@@ -587,7 +591,9 @@ async fn write_home<W: World>(group: &Rc<Group<W>>, tasks: &[Task], span: &Span)
     let mut writes = writes.into_iter();
     while writes.len() > 0 {
         // Together, not one for each that ends: one submission, one kick of the device.
-        let some = writes.by_ref().take(limits::HOME_WRITES).map(|(device, at, data)| async move {
+        let together =
+            if is_full_pace(group) { limits::BACKGROUND_WRITES } else { limits::PACED_WRITES };
+        let some = writes.by_ref().take(together).map(|(device, at, data)| async move {
             let blocks = data.len();
             (device, blocks, group.devices[device].write(at, data, Durability::Volatile).await)
         });

@@ -74,10 +74,12 @@ pub const DESTAGE_PER_SECOND_MIN: u64 = 256;
 pub const PACE_LOOK: Nanos = Nanos::from_ms(50);
 /// Over which time the speed of writers is taken.
 pub const INCOMING_WINDOW: Nanos = Nanos::from_ms(100);
-/// Writes of destage that are begun together: few enough that an operation behind them does not
-/// wait long, also at a device that ends everything at once. With 32 the longest waits at half
-/// load were a third longer.
-pub const HOME_WRITES: usize = 8;
+/// Writes of destage that are begun together while guests write: few enough that an operation
+/// behind them does not wait long, also at a device that ends everything at once. With 32 the
+/// longest waits at half load were a third longer.
+pub const PACED_WRITES: usize = 8;
+/// And while it does not pause: half a millisecond of a fast device.
+pub const BACKGROUND_WRITES: usize = 32;
 /// Log reads of destage are joined over gaps of so many blocks: to read these takes less than
 /// another request does.
 pub const READ_GAP_BLOCKS: u32 = 8;
