@@ -368,11 +368,18 @@ class Bench:
         return self.results
 
 
+def quick_wake():
+    """Whether the hosts may keep processors from sleeping deeply (`io.quick_wake`)."""
+    may = os.access("/dev/cpu_dma_latency", os.W_OK)
+    return f"while the hosts are busy they {'wake quickly' if may else 'sleep as they like'}"
+
+
 def conditions(options, where):
     """The sentence above the tables."""
     sustained = f"sustained {options.sustained} s after {options.wraps:g} wraps of the log; "
     return (
-        f"{machine_text(where)}; 3 hosts on this machine, 2 copies, durable, checksums on; volume "
+        f"{machine_text(where)}, {quick_wake()}; "
+        f"3 hosts on this machine, 2 copies, durable, checksums on; volume "
         f"{options.size}, disks {options.disk_size}; "
         f"{options.rounds} round(s) of {options.runtime} s after "
         f"{options.ramp} s; {sustained if options.sustained else ''}medians over the rounds.\n"

@@ -101,7 +101,9 @@ async fn shard(
     if config.quick_wake
         && let Err(error) = wake_quickly()
     {
-        tracing::debug!("{error}: processors sleep as deeply as the system has them");
+        tracing::info!(
+            "{error}: processors sleep as deeply as the system lets them, clients wait longer"
+        );
     }
     let sockets = match Bound::new(&config).await {
         Ok(sockets) => sockets,

@@ -300,25 +300,28 @@ async fn write_copy<W: World>(
                 local + 1
             })
         };
-        while bytes.len() >= PIECE || (next.is_none() && !bytes.is_empty()) {
-            let len = bytes.len().min(PIECE);
+        let mut written = 0;
+        while bytes.len() - written >= PIECE || (next.is_none() && written < bytes.len()) {
+            let part = &bytes[written..bytes.len().min(written + PIECE)];
+            let len = part.len();
             let summed = len - usize::from(mutant!("checkpoint.sum_forgets_a_byte"));
-            body_crc = crc_append(body_crc, &bytes[..summed]);
+            body_crc = crc_append(body_crc, &part[..summed]);
             let mut piece = BufMut::zeroed(len.next_multiple_of(BLOCK_LEN));
-            piece[..len].copy_from_slice(&bytes[..len]);
+            piece[..len].copy_from_slice(part);
             if body_len + piece.len() as u64 > room {
                 group.fail("the checkpoint does not fit its region");
                 return Err(());
             }
             let at = region.at + BLOCK + body_len;
             body_len += len as u64;
-            bytes.drain(..len);
+            written += len;
             let data = vec![piece.freeze()];
             if let Err(e) = group.log_device().write(at, data, Durability::Volatile).await {
                 group.device_failed(0, &e);
                 return Err(());
             }
         }
+        bytes.drain(..written);
     }
     if !mutant!("checkpoint.body_not_flushed")
         && let Err(e) = group.log_device().flush().await

@@ -41,6 +41,10 @@ pub(crate) struct Group<W: World> {
     pub checkpoint_at: u64,
     /// When a writer was last slowed by a full log.
     pub slowed_at: Cell<Option<Nanos>>,
+    /// A footer is being written.
+    pub writes_footer: Cell<bool>,
+    /// Told when it is no longer.
+    pub footer_written: Notify,
     pub log_ended: Cell<bool>,
     pub mover_ended: Cell<bool>,
 }

@@ -8,7 +8,6 @@
 //! counted once as live in the segment it lies in.
 
 use crate::limits::{HOT_CHUNK_BYTES, PLACED_WEIGHT};
-use crate::state::Laid;
 use atoll_format::chunk::{BlockEntry, ChunkEntry};
 use atoll_format::id::Seq;
 use atoll_format::op::{BlockState, BlockTag};
@@ -140,10 +139,8 @@ pub(crate) struct Hot {
     pub entry_reserved: bool,
 }
 
-// Nodes of the tree hold 6 to 11 entries; a queue that has just grown is half empty.
-const _: () = assert!(
-    (size_of::<Hot>() as u64 + 4) * 11 / 6 + 2 * size_of::<Laid>() as u64 <= HOT_CHUNK_BYTES
-);
+// Nodes of the tree hold 6 to 11 entries.
+const _: () = assert!((size_of::<Hot>() as u64 + 4) * 11 / 6 <= HOT_CHUNK_BYTES);
 
 impl Hot {
     pub(crate) fn pending_at(&self, block: u8) -> Option<&Pending> {
@@ -272,6 +269,7 @@ mod tests {
     #[test]
     fn an_entry_is_as_small_as_the_limits_say() {
         assert_eq!(size_of::<Pending>() as u64, crate::limits::INDEX_ENTRY_BYTES);
+        assert_eq!(size_of::<crate::state::Laid>() as u64, crate::limits::LAID_BYTES);
         assert_eq!(size_of::<Overlay>() as u64, crate::limits::OVERLAY_ENTRY_BYTES);
     }
 }

@@ -30,6 +30,8 @@ pub const BATCH_HINTS: usize = 64;
 /// Without new operations for so long, the last batch is covered by an empty one, so that the
 /// log itself proves it durable.
 pub const MARKER_AFTER: Nanos = Nanos::from_ms(250);
+/// Bytes of a footer that are written together: a batch behind them waits for no more.
+pub const FOOTER_PIECE: usize = 64 << 10;
 /// Operations waiting for the log. Callers bound what is in flight; this stops one that does not.
 pub const QUEUE_OPS_MAX: usize = 65_536;
 
@@ -138,9 +140,12 @@ pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 pub const OVERLAY_MIN: u64 = 64 << 10;
 /// Bytes of memory of one block in the log's index.
 pub const INDEX_ENTRY_BYTES: u64 = 16;
+/// Bytes of memory of a note that a chunk has something at that place of the log; at most one for
+/// each block of it.
+pub const LAID_BYTES: u64 = 12;
 /// Bytes of memory of a chunk that has blocks in the log or dirty, beside those blocks: its entry
-/// in a tree whose nodes may be little more than half full, and its place in a queue.
-pub const HOT_CHUNK_BYTES: u64 = 296;
+/// in a tree whose nodes may be little more than half full.
+pub const HOT_CHUNK_BYTES: u64 = 272;
 /// What a placed chunk counts for in the log's index: its 256 CRCs and their head.
 pub const PLACED_WEIGHT: u64 = (4 * BLOCKS_PER_CHUNK as u64 + 16) / INDEX_ENTRY_BYTES;
 /// What a placed chunk counts for in a destage round: 256 journal records, and no bytes moved.
@@ -158,7 +163,7 @@ pub fn memory_max(capacity_bytes: u64, log_bytes: u64) -> u64 {
     chunks * (CHUNK_ENTRY_BYTES + HOT_CHUNK_BYTES)
         + per_tib(CACHE_PER_TIB).max(CACHE_DEFAULT_MIN)
         + per_tib(OVERLAY_PER_TIB).max(OVERLAY_MIN) * OVERLAY_ENTRY_BYTES
-        + log_bytes / BLOCK * INDEX_ENTRY_BYTES
+        + log_bytes / BLOCK * (INDEX_ENTRY_BYTES + LAID_BYTES)
         + (chunks + u64::from(pages_for(chunks as u32))) / 8
 }
 

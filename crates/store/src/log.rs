@@ -246,6 +246,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
             }
         }
     }
+    footer_written(&group).await;
     group.log_ended.set(true);
     group.ended.notify_all();
 }
@@ -639,8 +640,39 @@ fn count(state: &mut State, item: &Item) {
     }
 }
 
-/// Writes the footer of the segment and the header of the next, once that is free.
+/// Writes the footer of a full segment while the log goes on in the next: without a footer
+/// recovery walks the batches, so nobody has to wait for it.
+async fn write_footer<W: World>(group: Rc<Group<W>>, at: u64, footer: Buf) {
+    let device = group.log_device();
+    let done = async {
+        for from in (0..footer.len()).step_by(limits::FOOTER_PIECE) {
+            let piece = footer.slice(from..footer.len().min(from + limits::FOOTER_PIECE));
+            device.write(at + from as u64, vec![piece], Durability::Volatile).await?;
+        }
+        device.flush().await
+    };
+    if let Err(e) = done.await {
+        group.device_failed(0, &e);
+    }
+    group.writes_footer.set(false);
+    group.footer_written.notify_all();
+}
+
+/// Waits until no footer is being written; each request of a device has a deadline.
+async fn footer_written<W: World>(group: &Group<W>) {
+    loop {
+        let written = group.footer_written.notified();
+        if !group.writes_footer.get() {
+            return;
+        }
+        written.await;
+    }
+}
+
+/// Begins the footer of the segment, and writes the header of the next once that is free.
 async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
+    // That of the segment before: it was begun a whole segment ago.
+    footer_written(group).await;
     let (footer, at, next) = {
         let state = group.state.borrow();
         let queue = group.queue.borrow();
@@ -649,10 +681,8 @@ async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         let at = end - footer.len() as u64;
         (Buf::copy_from(&footer), at, state.head_segment + 1)
     };
-    if let Err(e) = group.log_device().write(at, vec![footer], Durability::Durable).await {
-        group.device_failed(0, &e);
-        return Err(());
-    }
+    group.writes_footer.set(true);
+    group.world.spawn(write_footer(group.clone(), at, footer));
     // Ends when destage has freed a segment: all that was acknowledged has its slot set aside,
     // and every request of destage has a deadline.
     loop {

@@ -188,6 +188,8 @@ impl<W: World> Store<W> {
             checkpoint_at: spec.checkpoint_at.unwrap_or(u64::MAX).min(half_a_journal),
             closing: Cell::new(false),
             slowed_at: Cell::new(None),
+            writes_footer: Cell::new(false),
+            footer_written: Notify::default(),
             log_ended: Cell::new(false),
             mover_ended: Cell::new(false),
             world: world.clone(),

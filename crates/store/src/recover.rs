@@ -628,6 +628,9 @@ async fn replay_log<W: World>(
     }
     scan.journal_to = headers.values().map(|h| h.journal_to).max().unwrap_or(0);
     scan.generation = headers.values().map(|h| h.generation).max().unwrap_or(0);
+    // A segment is begun when what was written before it is durable.
+    let begun = headers.values().map(|h| h.first_batch.saturating_sub(1)).max().unwrap_or(0);
+    scan.log_to = scan.log_to.max(begun);
     let mut expected = headers.get(&oldest).map(|h| h.first_batch);
     let mut segment = oldest;
     loop {
@@ -645,9 +648,13 @@ async fn replay_log<W: World>(
         let sealed = if is_last {
             false
         } else {
-            replay_sealed(device, state, scan, segment, &mut expected).await?
+            let next = headers.get(&(segment + 1)).map(|h| h.first_batch);
+            replay_sealed(device, state, scan, segment, next, &mut expected).await?
         };
         if !sealed {
+            if !is_last {
+                sometimes!("store.recover.no_footer");
+            }
             replay_open(device, state, scan, segment, &mut expected).await?;
         }
         if is_last {
@@ -680,12 +687,14 @@ fn lose(scan: &mut Scan, what: String) {
     scan.damage.push(what);
 }
 
-/// Applies a sealed segment from its footer; false if the footer is not usable.
+/// Applies a sealed segment from its footer; false if the footer is not usable. `next` is the first
+/// batch of the segment behind it, if that is known.
 async fn replay_sealed<W: World>(
     device: &Device<W>,
     state: &mut State,
     scan: &mut Scan,
     segment: u64,
+    next: Option<u64>,
     expected: &mut Option<u64>,
 ) -> Result<bool, OpenError> {
     let geometry = &state.geometry;
@@ -715,6 +724,13 @@ async fn replay_sealed<W: World>(
         if view.head.segment != segment {
             return Ok(false);
         }
+    }
+    // After a crash while it was being written the log may have gone on in this segment, and have
+    // begun the next before the footer was written again.
+    let ends_at = batches.last().map(|view| view.head.seq + 1);
+    if next.is_some() && next != ends_at {
+        sometimes!("store.recover.old_footer");
+        return Ok(false);
     }
     for view in batches {
         follow(scan, &view.head, expected);

@@ -790,10 +790,12 @@ impl State {
             })
             .sum();
         let hot: u64 = self.components.values().map(|c| c.hot.len() as u64).sum();
+        let laid: usize = self.ring.iter().map(|s| s.laid.len()).sum();
         tables
             + maps
             + hot * limits::HOT_CHUNK_BYTES
             + self.index_blocks * limits::INDEX_ENTRY_BYTES
+            + laid as u64 * limits::LAID_BYTES
             + self.overlay_blocks * limits::OVERLAY_ENTRY_BYTES
             + self.cache.memory_max()
     }

@@ -499,6 +499,70 @@ fn the_log_goes_round_many_times_under_load() {
     assert!(version(&content(7)) == 7);
 }
 
+/// Writes until the log begins its next segment: how many writes that were, and the device
+/// operations before and after the last; none if the machine has stopped.
+fn fill_a_segment(m: &Machine, run: &Run) -> Option<(u32, u64, u64)> {
+    for i in 0..200 {
+        let before = m.world.ops();
+        m.world.run(run.write(1, i % 7 * 256, 250))?.expect("written");
+        // A batch is one; more if a segment has ended.
+        if m.world.ops() > before + 1 {
+            return Some((i + 1, before, m.world.ops()));
+        }
+    }
+    panic!("no segment has ended");
+}
+
+/// The log goes on in a segment whose footer was being written as the host stopped, and has begun
+/// the next as it stops again.
+#[test]
+fn a_footer_from_before_a_crash_hides_nothing_that_came_after_it() {
+    let images = formatted(1);
+    let first = |crash: Option<u64>| {
+        let m = Machine::new(1, &images);
+        let run = Run { store: m.store(), model: Shared::default() };
+        m.world.run(run.make(1)).expect("runs").expect("made");
+        m.world.crash_at(crash.unwrap_or(u64::MAX));
+        let seal = fill_a_segment(&m, &run);
+        (m, run.model, seal)
+    };
+    let second = |images: &[Image], model: &Shared, crash: Option<u64>| {
+        let m = Machine::new(2, images);
+        let run = Run { store: m.store(), model: model.clone() };
+        m.world.run(run.attach(1)).expect("runs").expect("attached");
+        for block in [252, 508, 252] {
+            m.world.run(run.write(1, block, 1)).expect("runs").expect("written");
+        }
+        m.world.crash_at(crash.unwrap_or(u64::MAX));
+        let seal = fill_a_segment(&m, &run);
+        (m, seal)
+    };
+    let (_, _, seal) = first(None);
+    let (_, from, to) = seal.expect("nothing has stopped it");
+    let mut stops = 0;
+    for (crash, seed) in (from + 1..to + 2).flat_map(|crash| (0..6).map(move |n| (crash, n))) {
+        let remains = || {
+            let (m, model, _) = first(Some(crash));
+            (m.crash(&mut Rng(seed)), model)
+        };
+        let (left, model) = remains();
+        let (_, seal) = second(&left, &model, None);
+        let (writes, from, to) = seal.expect("nothing has stopped it");
+        if writes > 1 {
+            // The next segment had begun.
+            continue;
+        }
+        for (again, n) in (from + 1..to + 2).flat_map(|again| (0..6).map(move |n| (again, n))) {
+            let (left, model) = remains();
+            let (m, _) = second(&left, &model, Some(again));
+            let left = m.crash(&mut Rng(n));
+            verify(&left, &model, &format!("stopped at {crash} ({seed}), then at {again} ({n})"));
+            stops += 1;
+        }
+    }
+    assert!(stops > 100, "stopped again in {stops} runs");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let once = || {

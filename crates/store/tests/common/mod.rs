@@ -321,6 +321,8 @@ struct Medium {
     durable: Image,
     /// Done, not flushed, in order.
     cached: Vec<Write>,
+    /// Writes that were cached and no longer are, since the beginning.
+    flushed: usize,
     /// Under way.
     flying: BTreeMap<u64, Write>,
     next_id: u64,
@@ -544,13 +546,19 @@ impl Disk for MemDisk {
     }
 
     async fn flush(&self) -> io::Result<()> {
-        let until = self.medium.borrow().cached.len();
+        let begun = {
+            let medium = self.medium.borrow();
+            medium.flushed + medium.cached.len()
+        };
         self.wait(80).await?;
         let mut medium = self.medium.borrow_mut();
         if medium.fail_flush {
             return Err(eio("flush error"));
         }
         let medium = &mut *medium;
+        // Another flush may have taken some of them meanwhile.
+        let until = begun.saturating_sub(medium.flushed);
+        medium.flushed += until;
         for write in medium.cached.drain(..until) {
             for (block, bytes) in (write.at / BLOCK as u64..).zip(write.blocks) {
                 medium.durable.set(block, bytes);
