@@ -114,10 +114,26 @@ pub(crate) struct Inner<W: World, S: Components> {
 struct ClientLog {
     /// Everything below has been answered to the client: a request that comes now is an old one.
     settled_below: u32,
-    /// In flight, or (without a notify) carried out.
-    open: BTreeMap<u32, Option<Notify>>,
+    open: BTreeMap<u32, Attempt>,
     /// When it last asked; the client that has been quiet for longest is forgotten first.
     used: Nanos,
+}
+
+/// What has become of a client's change.
+enum Attempt {
+    /// Members are being asked whether an earlier attempt was applied.
+    Asks(Notify),
+    InFlight(Notify),
+    CarriedOut,
+}
+
+impl Attempt {
+    fn in_flight(&self) -> Option<&Notify> {
+        match self {
+            Self::Asks(ended) | Self::InFlight(ended) => Some(ended),
+            Self::CarriedOut => None,
+        }
+    }
 }
 
 /// Ends a client's change in its log: one that was not carried out may come again.
@@ -130,7 +146,7 @@ struct Ended<'a, W: World, S: Components> {
 impl<W: World, S: Components> Drop for Ended<'_, W, S> {
     fn drop(&mut self) {
         if let Some(log) = self.owner.0.clients.borrow_mut().get_mut(&self.ticket.client)
-            && matches!(log.open.get(&self.ticket.number), Some(Some(_)))
+            && log.open.get(&self.ticket.number).is_some_and(|a| a.in_flight().is_some())
         {
             log.open.remove(&self.ticket.number);
         }
@@ -612,13 +628,15 @@ impl<W: World, S: Components> Owner<W, S> {
                 }
                 log.settled_below = log.settled_below.max(ticket.settled_below);
                 let settled_below = log.settled_below;
-                log.open.retain(|&n, in_flight| n >= settled_below || in_flight.is_some());
+                log.open.retain(|&n, a| n >= settled_below || a.in_flight().is_some());
                 match log.open.get(&ticket.number).filter(|_| !mutant!("owner.retry_joins_nothing"))
                 {
-                    Some(Some(first)) => first.notified(),
-                    Some(None) => return Ok(()),
+                    Some(Attempt::Asks(first) | Attempt::InFlight(first)) => first.notified(),
+                    Some(Attempt::CarriedOut) => return Ok(()),
                     None => {
-                        log.open.insert(ticket.number, Some(ended.clone()));
+                        let asks = retry && !mutant!("owner.retry_is_applied");
+                        let attempt = if asks { Attempt::Asks } else { Attempt::InFlight };
+                        log.open.insert(ticket.number, attempt(ended.clone()));
                         break;
                     }
                 }
@@ -627,11 +645,16 @@ impl<W: World, S: Components> Owner<W, S> {
             first.await;
         }
         // Also when the caller goes away: nobody waits for ever for what has no end.
-        let _ended = Ended { owner: self, ticket, ended };
+        let _ended = Ended { owner: self, ticket, ended: ended.clone() };
         let result = async {
-            if retry && !mutant!("owner.retry_is_applied") && self.was_applied(ticket, at).await? {
-                sometimes!("owner.retry_was_applied");
-                return Ok(());
+            if retry && !mutant!("owner.retry_is_applied") {
+                if self.was_applied(ticket, at).await? {
+                    sometimes!("owner.retry_was_applied");
+                    return Ok(());
+                }
+                if let Some(log) = self.0.clients.borrow_mut().get_mut(&ticket.client) {
+                    log.open.insert(ticket.number, Attempt::InFlight(ended.clone()));
+                }
             }
             work.await
         }
@@ -640,19 +663,24 @@ impl<W: World, S: Components> Owner<W, S> {
         if let Some(log) = clients.get_mut(&ticket.client)
             && result.is_ok()
         {
-            log.open.insert(ticket.number, None);
+            log.open.insert(ticket.number, Attempt::CarriedOut);
         }
         if clients.len() > CLIENTS_MAX {
-            let quiet = clients.iter().filter(|(_, log)| log.open.values().all(Option::is_none));
+            let quiet = clients
+                .iter()
+                .filter(|(_, log)| log.open.values().all(|a| a.in_flight().is_none()));
             let oldest = quiet.min_by_key(|(_, log)| log.used).map(|(&client, _)| client);
             oldest.map(|client| clients.remove(&client));
         }
         result
     }
 
-    /// Whether a client's change has come here in this owner's life and has not failed.
+    /// Whether a client's change has begun in this owner's life and has not failed. One that
+    /// still asks has not: a member that is to forget it would be asked, and say that it is done.
     pub(crate) fn has_carried_out(&self, (client, number): Key) -> bool {
-        self.0.clients.borrow().get(&client).is_some_and(|log| log.open.contains_key(&number))
+        let clients = self.0.clients.borrow();
+        let attempt = clients.get(&client).and_then(|log| log.open.get(&number));
+        attempt.is_some_and(|a| !matches!(a, Attempt::Asks(_)))
     }
 
     /// Whether an operation of that ticket has been applied.

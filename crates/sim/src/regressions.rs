@@ -91,5 +91,8 @@ pub fn all() -> Vec<(u64, &'static str, Options)> {
     let first = SEEDS.iter().map(|&(seed, what)| (seed, what, as_then()));
     let later = LATER.iter().map(|&(seed, what)| (seed, what, as_later()));
     let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
-    first.chain(later).chain(since).collect()
+    let beyond = Options { beyond: true, ..Options::default() };
+    let retry =
+        "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
+    first.chain(later).chain(since).chain([(1_795_485_690_215, retry, beyond)]).collect()
 }
