@@ -61,6 +61,8 @@ mutants! {
         "an owner that sees a newer epoch goes on";
     "owner.retry_joins_nothing", "R21", [ConnectionLost],
         "a retry runs beside its first attempt, or after it";
+    "owner.asking_is_carrying_out", "R21", [],
+        "a retry that still asks whether it was applied keeps its ticket in a copy that undid it";
     "owner.retry_is_applied", "R21", [ConnectionLost, Kill],
         "nobody is asked whether a retry was applied already";
     "client.retry_is_new", "R21", [ConnectionLost, Kill],
