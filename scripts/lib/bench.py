@@ -371,7 +371,7 @@ class Bench:
 def quick_wake():
     """Whether the hosts may keep processors from sleeping deeply (`io.quick_wake`)."""
     may = os.access("/dev/cpu_dma_latency", os.W_OK)
-    return f"while the hosts are busy they {'wake quickly' if may else 'sleep as they like'}"
+    return f"processors {'wake quickly' if may else 'sleep as deeply as ever'} while hosts are busy"
 
 
 def conditions(options, where):

@@ -56,7 +56,7 @@ def memory_max(capacity_bytes, log_bytes):
     pages = chunks + chunks // 4 + 1024 + max(chunks // 2, 1024)
     cache = max(128 * MIB * capacity_bytes // TIB, 32 * MIB)
     dirty = 16 * max((4 << 20) * capacity_bytes // TIB, 64 << 10)
-    return chunks * (32 + 272) + cache + dirty + log_bytes // 4096 * 28 + (chunks + pages) // 8
+    return chunks * (32 + 272) + cache + dirty + log_bytes // 4096 * 44 + (chunks + pages) // 8
 
 
 class Memory:

@@ -140,6 +140,8 @@ pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 pub const OVERLAY_MIN: u64 = 64 << 10;
 /// Bytes of memory of one block in the log's index.
 pub const INDEX_ENTRY_BYTES: u64 = 16;
+/// And what its chunk's list of them may take for it: one that has just grown is half empty.
+pub const INDEX_BLOCK_BYTES: u64 = 2 * INDEX_ENTRY_BYTES;
 /// Bytes of memory of a note that a chunk has something at that place of the log; at most one for
 /// each block of it.
 pub const LAID_BYTES: u64 = 12;
@@ -163,7 +165,7 @@ pub fn memory_max(capacity_bytes: u64, log_bytes: u64) -> u64 {
     chunks * (CHUNK_ENTRY_BYTES + HOT_CHUNK_BYTES)
         + per_tib(CACHE_PER_TIB).max(CACHE_DEFAULT_MIN)
         + per_tib(OVERLAY_PER_TIB).max(OVERLAY_MIN) * OVERLAY_ENTRY_BYTES
-        + log_bytes / BLOCK * (INDEX_ENTRY_BYTES + LAID_BYTES)
+        + log_bytes / BLOCK * (INDEX_BLOCK_BYTES + LAID_BYTES)
         + (chunks + u64::from(pages_for(chunks as u32))) / 8
 }
 

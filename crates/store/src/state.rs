@@ -794,7 +794,7 @@ impl State {
         tables
             + maps
             + hot * limits::HOT_CHUNK_BYTES
-            + self.index_blocks * limits::INDEX_ENTRY_BYTES
+            + self.index_blocks * limits::INDEX_BLOCK_BYTES
             + laid as u64 * limits::LAID_BYTES
             + self.overlay_blocks * limits::OVERLAY_ENTRY_BYTES
             + self.cache.memory_max()
