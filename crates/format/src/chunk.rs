@@ -604,7 +604,8 @@ impl CheckpointHead {
     }
 }
 
-/// The fixed part of a component record, in the checkpoint and in the journal. Followed by
+/// The fixed part of a component record, in the checkpoint and in the journal. Followed, if it is
+/// incomplete, by the seq above which it may lack operations (u64); by
 /// `clients` times ([`RawClient`] and its bitmap) and `uncommitted` times a [`RawListed`]; in the
 /// checkpoint then by `runs` times ([`RawRun`] and its entries).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
@@ -614,7 +615,7 @@ pub struct RawComponent {
     pub local: U32,
     /// Which capacity device.
     pub device: u8,
-    /// Bit 0: frozen (later, refused); bit 1: doubtful.
+    /// Bit 0: frozen (later, refused); bit 1: doubtful; bit 2: incomplete.
     pub flags: u8,
     /// Leg of the object.
     pub leg: U16,
@@ -656,6 +657,8 @@ pub struct RawComponent {
 
 /// [`RawComponent::flags`]: parts may be missing after damage.
 pub const COMPONENT_DOUBTFUL: u8 = 2;
+/// [`RawComponent::flags`]: it is being brought up to date.
+pub const COMPONENT_INCOMPLETE: u8 = 4;
 
 /// What is remembered of one client of a component.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]

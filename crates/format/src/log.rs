@@ -72,7 +72,8 @@ pub enum LogKind {
     Committed = 6,
     /// Promises to refuse epochs below `epoch`.
     Fence = 7,
-    /// Opens session (`epoch`, `number`).
+    /// Opens session (`epoch`, `number`); with [`FLAG_INCOMPLETE`], to bring the component up to
+    /// date.
     Attach = 8,
     /// Makes a component: `component` local number, `client` its id, `group` its object, `parts`
     /// its leg, `block` its size in blocks, `epoch` its first epoch.
@@ -84,6 +85,8 @@ pub enum LogKind {
     /// The operation `number` of `client` is here though it was not appended here, as a copy; or,
     /// with [`FLAG_FORGET`], a copy undid it.
     Ticket = 12,
+    /// Nothing is missing any more that an [`LogKind::Attach`] said is.
+    Complete = 13,
     /// Reserved: a slice of a full parity stripe.
     Group = 16,
     /// Reserved: the stripe is committed.
@@ -120,6 +123,7 @@ impl LogKind {
             10 => Self::Delete,
             11 => Self::Grow,
             12 => Self::Ticket,
+            13 => Self::Complete,
             _ => return None,
         })
     }
@@ -136,6 +140,10 @@ pub const FLAG_FORCED: u16 = 1;
 
 /// Set on a [`LogKind::Ticket`] that takes one away.
 pub const FLAG_FORGET: u16 = 2;
+
+/// Set on a [`LogKind::Attach`]: until a [`LogKind::Complete`] the component may lack any operation
+/// above `seq`.
+pub const FLAG_INCOMPLETE: u16 = 4;
 
 /// One operation in a batch, 64 bytes.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]

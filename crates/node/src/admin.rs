@@ -147,6 +147,7 @@ impl<W: World, S: Components> Node<W, S> {
                 ops_written: counters.ops_written,
                 bytes_written: counters.bytes_written,
                 blocks_read: counters.blocks_read,
+                blocks_read_ahead: counters.blocks_read_ahead,
                 log_batches: counters.log_batches,
                 log_bytes_written: counters.log_bytes,
                 destaged_bytes: counters.destaged_bytes,

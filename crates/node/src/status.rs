@@ -63,6 +63,9 @@ pub struct GroupStatus {
     pub bytes_written: u64,
     /// Blocks read for callers since the host started.
     pub blocks_read: u64,
+    /// Of them those that had been read ahead.
+    #[serde(default)]
+    pub blocks_read_ahead: u64,
     /// Log batches written since the host started.
     pub log_batches: u64,
     /// Bytes written to the log, headers included.

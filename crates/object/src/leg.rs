@@ -8,6 +8,7 @@
 
 use crate::limits::LATE;
 use crate::owner::Calls;
+use crate::tickets::{Key, key};
 use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, OpId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_world::components::ComponentOp;
@@ -15,7 +16,7 @@ use atoll_world::sync::Notify;
 use atoll_world::{Buf, FixedSet, Nanos, mutant};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 /// What a member is to the owner at this moment. A change that the directory has not confirmed
 /// shows as the stricter of both outcomes (R13).
@@ -124,6 +125,8 @@ pub(crate) struct Leg {
     pub committed_told: Cell<Seq>,
     /// Chunks for which every member has a slot.
     reserved: RefCell<FixedSet<u32>>,
+    /// Those who want to know what begins.
+    watched: RefCell<Vec<Weak<RefCell<BTreeSet<Key>>>>>,
 }
 
 impl Leg {
@@ -137,6 +140,7 @@ impl Leg {
             last: Cell::new(committed),
             committed_told: Cell::new(Seq(0)),
             reserved: RefCell::default(),
+            watched: RefCell::default(),
         }
     }
 
@@ -168,12 +172,25 @@ impl Leg {
     pub fn begin(&self, op: Rc<Op>) {
         assert!(op.id.seq > self.last.get(), "sequence numbers rise");
         self.last.set(op.id.seq);
+        for begun in self.watched.borrow().iter().filter_map(Weak::upgrade) {
+            begun.borrow_mut().insert(key(op.ticket));
+        }
         self.order.borrow_mut().push_back(op);
     }
 
     /// Operations in flight, oldest first.
     pub fn in_flight(&self) -> Vec<Rc<Op>> {
         self.order.borrow().iter().filter(|op| !op.decided.get()).cloned().collect()
+    }
+
+    /// What is in flight and all that begins, for as long as somebody has the answer.
+    pub fn watch_begun(&self) -> Rc<RefCell<BTreeSet<Key>>> {
+        let in_flight = self.in_flight().iter().map(|op| key(op.ticket)).collect();
+        let begun = Rc::new(RefCell::new(in_flight));
+        let mut watched = self.watched.borrow_mut();
+        watched.retain(|begun| begun.strong_count() > 0);
+        watched.push(Rc::downgrade(&begun));
+        begun
     }
 
     /// Whether none is in flight.
@@ -347,7 +364,7 @@ impl Leg {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_format::id::Epoch;
+    use atoll_format::id::{ClientId, Epoch};
 
     fn member(slot: u8, role: Role) -> Member {
         Member {
@@ -419,6 +436,30 @@ mod tests {
         leg.on_ack(&op, 1, new);
         assert!(leg.decide(&op));
         assert_eq!(again.iter().map(|op| op.id.seq).collect::<Vec<_>>(), [Seq(1)]);
+    }
+
+    #[test]
+    fn what_is_in_flight_or_begins_is_told_to_who_watches_also_when_it_has_ended() {
+        let leg = Leg::new(0, vec![member(0, Role::Active)], Seq(0));
+        let session = leg.member(0).expect("there").session;
+        let of = |seq| {
+            let op = Rc::into_inner(op(seq)).expect("one");
+            let ticket = Ticket { client: ClientId(7), number: seq as u32, settled_below: 1 };
+            Rc::new(Op { ticket, ..op })
+        };
+        let end = |op: &Rc<Op>| {
+            leg.on_ack(op, 0, session);
+            assert!(leg.decide(op));
+        };
+        let ops = [of(1), of(2), of(3)];
+        leg.begin(ops[0].clone());
+        end(&ops[0]);
+        leg.begin(ops[1].clone());
+        let (one, other) = (leg.watch_begun(), leg.watch_begun());
+        drop(other);
+        leg.begin(ops[2].clone());
+        ops[1..].iter().for_each(end);
+        assert_eq!(*one.borrow(), BTreeSet::from([key(ops[1].ticket), key(ops[2].ticket)]));
     }
 
     #[test]

@@ -220,11 +220,24 @@ impl<W: World, S: Components> Members<W, S> {
             Request::Fence { object, component, epoch } => {
                 self.fence(from, object, component, epoch).await?
             }
-            Request::Attach { component, session } => {
+            Request::Attach { component, session, incomplete } => {
                 let store = self.store(component)?;
-                let promise = store.attach(component, session).await?;
+                let promise = match incomplete {
+                    Some(above) => store.attach_incomplete(component, session, above).await?,
+                    None => store.attach(component, session).await?,
+                };
                 self.0.attached.borrow_mut().insert(component);
-                Reply::Promise { promise, doubtful: store.status(component)?.doubtful }
+                let status = store.status(component)?;
+                // Who brings it up to date knows what is missing above that, and asks for more.
+                let lacks_more = status
+                    .incomplete
+                    .is_some_and(|lacks_above| incomplete.is_none_or(|above| lacks_above < above));
+                let doubtful = status.doubtful || lacks_more;
+                Reply::Promise { promise, doubtful }
+            }
+            Request::Complete { component, session } => {
+                self.attached(component)?.complete(component, session).await?;
+                Reply::Done
             }
             Request::Create { group, component, spec } => {
                 let store = self.group(group)?;
@@ -312,7 +325,8 @@ impl<W: World, S: Components> Members<W, S> {
         if status.promise.fenced > epoch {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
-        Ok(Reply::Promise { promise: status.promise, doubtful: status.doubtful })
+        let doubtful = status.doubtful || status.incomplete.is_some();
+        Ok(Reply::Promise { promise: status.promise, doubtful })
     }
 
     /// Components here, with their objects: for clearing up what no record names.

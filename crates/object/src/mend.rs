@@ -149,7 +149,7 @@ impl<W: World, S: Components> Owner<W, S> {
         // From here on it may answer reads whatever it has lost.
         leg.with_member(slot, |m| m.broken = true);
         let session = self.next_session();
-        let request = Request::Attach { component: member.component, session };
+        let request = Request::Attach { component: member.component, session, incomplete: None };
         let deadline = until.max(self.now() + RETRY_EVERY).min(self.now() + CALL_DEADLINE);
         let reply = self.0.ctx.peers().call(member.host, Lane::Control, request, deadline).await;
         let gaps = mutant!("mend.gaps_in_a_session");
@@ -171,6 +171,10 @@ impl<W: World, S: Components> Owner<W, S> {
                     member.life.is_none() || member.life != self.life_of(member.host);
                 if has_restarted && (doubtful || promise.newest < acknowledged) {
                     self.accept_what_is_left(leg, &member).await.map_err(|_| Trouble::Link)?;
+                    if doubtful {
+                        // Not again in its next life. Without an answer it will be.
+                        self.complete(&Member { session, ..member.clone() }).await;
+                    }
                 }
                 self.on_attached(leg, slot, session, self.life_of(member.host));
                 Ok(())

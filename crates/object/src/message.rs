@@ -55,6 +55,16 @@ pub enum Request {
         component: ComponentId,
         /// Higher than any before.
         session: Session,
+        /// To bring it up to date from this operation on: it may lack any above it until
+        /// [`Request::Complete`] says otherwise.
+        incomplete: Option<Seq>,
+    },
+    /// The component lacks nothing any more: it is about to be promoted, or is all there is.
+    Complete {
+        /// Which component.
+        component: ComponentId,
+        /// The open one.
+        session: Session,
     },
     /// Operations above the watermark, ascending.
     Uncommitted {
@@ -446,10 +456,21 @@ impl Message for Request {
                 e.u32(epoch.0);
                 3
             }
-            Self::Attach { component, session } => {
+            Self::Attach { component, session, incomplete } => {
                 e.u64(component.0);
                 enc_session(&mut e, session);
-                4
+                match incomplete {
+                    Some(above) => {
+                        e.u64(above.0);
+                        28
+                    }
+                    None => 4,
+                }
+            }
+            Self::Complete { component, session } => {
+                e.u64(component.0);
+                enc_session(&mut e, session);
+                29
             }
             Self::Uncommitted { component, epoch, after } => {
                 e.u64(component.0);
@@ -620,7 +641,12 @@ impl Message for Request {
                 component: ComponentId(d.u64()?),
                 epoch: Epoch(d.u32()?),
             },
-            4 => Self::Attach { component: ComponentId(d.u64()?), session: dec_session(d)? },
+            4 | 28 => Self::Attach {
+                component: ComponentId(d.u64()?),
+                session: dec_session(d)?,
+                incomplete: if kind == 28 { Some(Seq(d.u64()?)) } else { None },
+            },
+            29 => Self::Complete { component: ComponentId(d.u64()?), session: dec_session(d)? },
             5 => Self::Uncommitted {
                 component: ComponentId(d.u64()?),
                 epoch: Epoch(d.u32()?),
@@ -878,7 +904,10 @@ impl Message for Reply {
                 enc_promise(&mut e, &s.promise);
                 enc_session(&mut e, s.session);
                 e.u64(s.used_bytes);
-                e.u8(u8::from(s.doubtful));
+                e.u8(u8::from(s.doubtful) | u8::from(s.incomplete.is_some()) << 1);
+                if let Some(above) = s.incomplete {
+                    e.u64(above.0);
+                }
                 e.u8(u8::from(s.lost));
                 6
             }
@@ -966,15 +995,27 @@ impl Message for Reply {
                 chunks: d.list(12, |d| Ok((d.u32()?, Seq(d.u64()?))))?,
             },
             5 => Self::Yes(d.bool()?),
-            6 => Self::Status(ComponentStatus {
-                id: ComponentId(d.u64()?),
-                spec: dec_spec(d)?,
-                promise: dec_promise(d)?,
-                session: dec_session(d)?,
-                used_bytes: d.u64()?,
-                doubtful: d.bool()?,
-                lost: d.bool()?,
-            }),
+            6 => {
+                let (id, spec, promise) = (ComponentId(d.u64()?), dec_spec(d)?, dec_promise(d)?);
+                let (session, used_bytes) = (dec_session(d)?, d.u64()?);
+                let lacks = d.u8()?;
+                if lacks > 3 {
+                    return Err(BadMessage("unknown flags of a component"));
+                }
+                let doubtful = lacks & 1 != 0;
+                let incomplete = if lacks & 2 != 0 { Some(Seq(d.u64()?)) } else { None };
+                let lost = d.bool()?;
+                Self::Status(ComponentStatus {
+                    id,
+                    spec,
+                    promise,
+                    session,
+                    used_bytes,
+                    doubtful,
+                    incomplete,
+                    lost,
+                })
+            }
             7 => Self::Tags(d.list(13, dec_tag)?),
             8 => {
                 let tags = d.list(13, dec_tag)?;
@@ -1080,7 +1121,7 @@ mod tests {
                 objects: vec![ObjectId(1)],
             },
             Request::Fence { object: ObjectId(1), component, epoch },
-            Request::Attach { component, session },
+            Request::Attach { component, session, incomplete: None },
             Request::Uncommitted { component, epoch, after: seq },
             Request::Applied { component, epoch, ticket },
             Request::Tickets { component, epoch, after: (ClientId(3), 9) },
@@ -1121,6 +1162,8 @@ mod tests {
             client(0, ClientIo::Extents { len: 1 << 40 }),
             client(0, ClientIo::Admit),
             copy_in(SetTickets { add: vec![ticket], forget: vec![ticket, ticket] }),
+            Request::Attach { component, session, incomplete: Some(seq) },
+            Request::Complete { component, session },
             Request::Admin(b"{}".to_vec()),
         ]
     }
@@ -1139,6 +1182,7 @@ mod tests {
             session: Session::default(),
             used_bytes: 5,
             doubtful: true,
+            incomplete: None,
             lost: false,
         };
         let mut all = vec![
@@ -1159,6 +1203,7 @@ mod tests {
             },
             Reply::Yes(true),
             Reply::Status(status),
+            Reply::Status(ComponentStatus { incomplete: Some(Seq(7)), ..status }),
             Reply::Tags(vec![raw; 256]),
             Reply::Blocks(ReadBlocks { tags: vec![raw, absent], payload }),
             Reply::Copied(3),
@@ -1260,7 +1305,7 @@ mod tests {
             of.map(|kind| kind.parse().expect("a number")).collect()
         };
         // None is missing: a kind without bytes here is one that nobody froze.
-        assert!(kinds("request ").into_iter().eq(1..=27), "{:?}", kinds("request "));
+        assert!(kinds("request ").into_iter().eq(1..=29), "{:?}", kinds("request "));
         assert!(kinds("reply ").into_iter().eq(1..=19), "{:?}", kinds("reply "));
     }
 

@@ -18,7 +18,6 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::ranges::{RangeGuard, RangeLocks};
 use crate::resync::Readmission;
-use crate::tickets::Key;
 use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
     ClientId, ComponentId, Epoch, HostId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
@@ -121,8 +120,6 @@ struct ClientLog {
 
 /// What has become of a client's change.
 enum Attempt {
-    /// Members are being asked whether an earlier attempt was applied.
-    Asks(Notify),
     InFlight(Notify),
     CarriedOut,
 }
@@ -130,7 +127,7 @@ enum Attempt {
 impl Attempt {
     fn in_flight(&self) -> Option<&Notify> {
         match self {
-            Self::Asks(ended) | Self::InFlight(ended) => Some(ended),
+            Self::InFlight(ended) => Some(ended),
             Self::CarriedOut => None,
         }
     }
@@ -631,12 +628,10 @@ impl<W: World, S: Components> Owner<W, S> {
                 log.open.retain(|&n, a| n >= settled_below || a.in_flight().is_some());
                 match log.open.get(&ticket.number).filter(|_| !mutant!("owner.retry_joins_nothing"))
                 {
-                    Some(Attempt::Asks(first) | Attempt::InFlight(first)) => first.notified(),
+                    Some(Attempt::InFlight(first)) => first.notified(),
                     Some(Attempt::CarriedOut) => return Ok(()),
                     None => {
-                        let asks = retry && !mutant!("owner.retry_is_applied");
-                        let attempt = if asks { Attempt::Asks } else { Attempt::InFlight };
-                        log.open.insert(ticket.number, attempt(ended.clone()));
+                        log.open.insert(ticket.number, Attempt::InFlight(ended.clone()));
                         break;
                     }
                 }
@@ -645,16 +640,11 @@ impl<W: World, S: Components> Owner<W, S> {
             first.await;
         }
         // Also when the caller goes away: nobody waits for ever for what has no end.
-        let _ended = Ended { owner: self, ticket, ended: ended.clone() };
+        let _ended = Ended { owner: self, ticket, ended };
         let result = async {
-            if retry && !mutant!("owner.retry_is_applied") {
-                if self.was_applied(ticket, at).await? {
-                    sometimes!("owner.retry_was_applied");
-                    return Ok(());
-                }
-                if let Some(log) = self.0.clients.borrow_mut().get_mut(&ticket.client) {
-                    log.open.insert(ticket.number, Attempt::InFlight(ended.clone()));
-                }
+            if retry && !mutant!("owner.retry_is_applied") && self.was_applied(ticket, at).await? {
+                sometimes!("owner.retry_was_applied");
+                return Ok(());
             }
             work.await
         }
@@ -673,15 +663,6 @@ impl<W: World, S: Components> Owner<W, S> {
             oldest.map(|client| clients.remove(&client));
         }
         result
-    }
-
-    /// Whether a client's change has begun in this owner's life and has not failed. One that
-    /// still asks has not: a member that is to forget it would be asked, and say that it is done.
-    pub(crate) fn has_carried_out(&self, (client, number): Key) -> bool {
-        let clients = self.0.clients.borrow();
-        let attempt = clients.get(&client).and_then(|log| log.open.get(&number));
-        let asking = mutant!("owner.asking_is_carrying_out");
-        attempt.is_some_and(|a| asking || !matches!(a, Attempt::Asks(_)))
     }
 
     /// Whether an operation of that ticket has been applied.

@@ -268,7 +268,8 @@ impl<W: World, S: Components> Owner<W, S> {
     async fn attach_absent(&self, leg: &Rc<Leg>, slot: u8, from: Seq, until: Nanos) -> bool {
         let Some(member) = leg.member(slot) else { return false };
         let session = self.next_session();
-        let request = Request::Attach { component: member.component, session };
+        let incomplete = Some(from);
+        let request = Request::Attach { component: member.component, session, incomplete };
         let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
         let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
         let life = self.life_of(member.host);
@@ -344,6 +345,12 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         result?;
         self.bring_tickets(leg, slot).await?;
+        // What is still on its way to it comes in order, and is missed if it does not: from here on
+        // its newest operation says what it has. Before the promotion, so that whatever is active
+        // is complete, and nothing awaits it yet.
+        if !self.complete(&member).await {
+            return Err(Fail::Stopped);
+        }
         self.promote(leg, slot).await
     }
 
@@ -617,6 +624,14 @@ impl<W: World, S: Components> Owner<W, S> {
         sometimes!("resync.member_promoted");
         self.0.ctx.event(Event::ResyncDone { object: self.0.id, host: member.host });
         Ok(())
+    }
+
+    /// Tells a member that it lacks nothing any more; durable if so.
+    pub(crate) async fn complete(&self, member: &Member) -> bool {
+        let (component, session) = (member.component, member.session);
+        let request = Request::Complete { component, session };
+        let reply = self.call(member.host, Lane::Control, request, CALL_DEADLINE).await;
+        matches!(reply, Ok(Reply::Done))
     }
 
     /// A rebuild whose own place was lost too: one of the lost members is enough to say that a copy

@@ -21,7 +21,7 @@ use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::owner::{Fail, Owner};
 use crate::resync::End;
-use crate::tickets::{Key, Tables};
+use crate::tickets::{Key, Tables, key};
 use atoll_format::id::{ComponentId, Incarnation, ObjectId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::record::{
@@ -142,12 +142,28 @@ pub(crate) async fn take_over<W: World, S: Components>(
     let owner = build(ctx, record, revision, &fenced, &resyncing, &committed);
     match roll_forward(&owner, &fenced).await {
         Ok(()) => {
+            owner.end_incompleteness(&fenced).await;
             sometimes!("takeover.done");
             ctx.lacks_nothing(owner.0.id);
             ctx.event(Event::TookOver { object: owner.0.id, epoch: owner.0.epoch });
             Ok(owner)
         }
         Err(_) => Err(TakeoverError::NotNow("a member failed during roll-forward".into())),
+    }
+}
+
+impl<W: World, S: Components> Owner<W, S> {
+    /// What lacked something and is all there is lacks nothing any more. One that does not answer
+    /// says the same again in its next life.
+    async fn end_incompleteness(&self, fenced: &Answers) {
+        for leg in self.legs() {
+            let members = leg.members.borrow().clone();
+            for member in members.iter().filter(|m| m.role == Role::Active) {
+                if fenced.get(&member.component).is_some_and(|a| a.doubtful) {
+                    self.complete(member).await;
+                }
+            }
+        }
     }
 }
 
@@ -261,7 +277,7 @@ async fn fence_one<W: World, S: Components>(
     }
     let session = Session { epoch, attach: 1 };
     let deadline = world.now() + CALL_DEADLINE;
-    let request = Request::Attach { component, session };
+    let request = Request::Attach { component, session, incomplete: None };
     match ctx.peers().call(member.host, Lane::Control, request, deadline).await {
         Ok(Reply::Promise { promise, doubtful }) => {
             let life = ctx.peers().peer(member.host).incarnation;
@@ -283,16 +299,20 @@ async fn attach_resyncing<W: World, S: Components>(
     ctx: &Rc<Ctx<W, S>>,
     record: &ObjectRecord,
 ) -> Answers {
-    let members: Vec<MemberRecord> =
-        record.members().filter(|(_, m)| m.state.is_resyncing()).map(|(_, m)| *m).collect();
+    let resyncing = |(_, m): (usize, &MemberRecord)| match m.state {
+        MemberState::Resyncing { from } => Some((*m, from)),
+        _ => None,
+    };
+    let members: Vec<(MemberRecord, Seq)> = record.members().filter_map(resyncing).collect();
     let session = Session { epoch: record.epoch, attach: 1 };
     let deadline = ctx.world.now() + CALL_DEADLINE;
-    let calls = members.iter().map(|m| {
-        let request = Request::Attach { component: m.component, session };
+    let calls = members.iter().map(|(m, from)| {
+        let incomplete = Some(*from);
+        let request = Request::Attach { component: m.component, session, incomplete };
         ctx.peers().call(m.host, Lane::Control, request, deadline)
     });
     let replies = futures_util::future::join_all(calls).await;
-    let attached = members.iter().zip(replies).filter_map(|(m, reply)| match reply {
+    let attached = members.iter().zip(replies).filter_map(|((m, _), reply)| match reply {
         Ok(Reply::Promise { promise, doubtful }) => {
             let life = ctx.peers().peer(m.host).incarnation;
             Some((m.component, Fenced { promise, doubtful, session, life }))
@@ -543,8 +563,7 @@ async fn reconcile<W: World, S: Components>(
             _ => return Err(Fail::Stopped),
         }
     }
-    let of = |seq| ops.get(seq).map(|ticket| (ticket.client, ticket.number));
-    Ok(rolled_back.iter().filter_map(of).collect())
+    Ok(rolled_back.iter().filter_map(|seq| ops.get(seq)).copied().map(key).collect())
 }
 
 /// The version of a block that all members are to have, with its bytes.

@@ -20,6 +20,10 @@ use std::rc::Rc;
 /// A client's name and the number of one of its operations.
 pub(crate) type Key = (ClientId, u32);
 
+pub(crate) fn key(ticket: Ticket) -> Key {
+    (ticket.client, ticket.number)
+}
+
 /// What one member remembers, without what is settled.
 #[derive(Clone, Default, Debug)]
 struct Table {
@@ -29,7 +33,7 @@ struct Table {
 
 impl Table {
     fn enter(&mut self, ticket: Ticket) {
-        self.open.insert((ticket.client, ticket.number), ticket);
+        self.open.insert(key(ticket), ticket);
         let settled = self.settled_below.entry(ticket.client).or_default();
         *settled = ticket.settled_below.max(*settled);
     }
@@ -71,7 +75,7 @@ impl Tables {
         }
         let table = &self.of[place];
         for (seq, &ticket) in ops.iter().rev().take(COPY_TICKETS_MAX) {
-            let key = (ticket.client, ticket.number);
+            let key = key(ticket);
             let is_here = table.open.contains_key(&key);
             if rolled_back.contains(seq) {
                 if is_here {
@@ -106,7 +110,7 @@ impl<W: World, S: Components> Owner<W, S> {
             let request = Request::Tickets { component, epoch, after };
             match self.call(end.host, Lane::Control, request, CALL_DEADLINE).await {
                 Ok(Reply::Tickets { tickets, more }) => {
-                    let last = tickets.last().map(|t| (t.client, t.number));
+                    let last = tickets.last().copied().map(key);
                     tickets.into_iter().for_each(|ticket| table.enter(ticket));
                     match last {
                         Some(last) if more => after = last,
@@ -154,10 +158,12 @@ impl<W: World, S: Components> Owner<W, S> {
         let member = leg.member(slot).ok_or(Fail::Stopped)?;
         let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
         let target = End::of(&member);
-        // In this order: what is done by the second question, the source knows of; what is not
-        // done by then, but was sent to the member before the first, is in flight between them.
+        // What this owner has begun is, or will be, on every member, whatever had become of an
+        // earlier attempt; all else that the source does not have, copies have undone. Watched
+        // before either is asked. A change that still asks whether it was applied has not begun:
+        // a member that kept its ticket would be asked too, and say that it is done.
+        let begun = leg.watch_begun();
         let has = self.tickets_of(&target).await?;
-        let between = in_flight(leg);
         let wanted = self.tickets_of(&source).await?;
         if !self.is_source(leg, &source) {
             return Err(Fail::Stopped);
@@ -167,12 +173,9 @@ impl<W: World, S: Components> Owner<W, S> {
                 break;
             }
             sometimes!("resync.tickets_brought");
-            // A retry of an operation that a copy undid may have come meanwhile; this message is
-            // behind it.
-            let now = in_flight(leg);
-            set.forget.retain(|t| {
-                let key = (t.client, t.number);
-                !between.contains(&key) && !now.contains(&key) && !self.has_carried_out(key)
+            // What begins later is behind this message, and brings its ticket.
+            set.forget.retain(|&ticket| {
+                !begun.borrow().contains(&key(ticket)) && !mutant!("tickets.undone_is_remembered")
             });
             if !set.is_empty() {
                 self.set_tickets(&target, set).await?;
@@ -180,10 +183,6 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         Ok(())
     }
-}
-
-fn in_flight(leg: &Leg) -> BTreeSet<Key> {
-    leg.in_flight().iter().map(|op| (op.ticket.client, op.ticket.number)).collect()
 }
 
 #[cfg(test)]

@@ -148,6 +148,13 @@ impl ClusterSpec {
         self.clients.extend((0..hosts).map(|host| (host, 0, Mix::reader(like))));
         self.ops *= 2;
     }
+
+    /// A client of the first volume that reads stretches of it in order. Its operations come on
+    /// top.
+    pub fn add_in_order(&mut self, hosts: u16) {
+        let (host, volume, mix) = self.clients[0];
+        self.clients.push((host % hosts, volume, Mix::in_order(mix)));
+    }
 }
 
 /// A host's node while the host is up.

@@ -23,11 +23,17 @@ impl Features {
     pub const CROWD: Self = Self(16);
     /// What happens to the media of a host happens to them sixteen times as often.
     pub const HARSH: Self = Self(32);
+    /// One client reads stretches in order, a little at a time.
+    pub const IN_ORDER: Self = Self(64);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
-    pub const ALL: Self =
-        Self::FIRST.and(Self::CHECKPOINT).and(Self::READERS).and(Self::CROWD).and(Self::HARSH);
+    pub const ALL: Self = Self::FIRST
+        .and(Self::CHECKPOINT)
+        .and(Self::READERS)
+        .and(Self::CROWD)
+        .and(Self::HARSH)
+        .and(Self::IN_ORDER);
 
     /// These and those.
     #[must_use]

@@ -35,6 +35,7 @@ struct Component {
     promise: Promise,
     session: Session,
     session_seq: Seq,
+    incomplete: Option<Seq>,
     blocks: BTreeMap<u32, (BlockTag, Option<Buf>)>,
     uncommitted: BTreeMap<OpId, OpRecord>,
     clients: BTreeMap<ClientId, Applied>,
@@ -259,6 +260,32 @@ impl Medium {
     }
 }
 
+impl IdealStore {
+    async fn open_session(
+        &self,
+        id: ComponentId,
+        session: Session,
+        incomplete: Option<Seq>,
+    ) -> Result<Promise, StoreError> {
+        self.in_turn(move |medium| {
+            let c = medium.get(id)?;
+            if session.epoch < c.promise.fenced {
+                return Err(StoreError::Fenced { fenced: c.promise.fenced });
+            }
+            if session <= c.session {
+                return Err(StoreError::Session { open: c.session });
+            }
+            c.promise.fenced = session.epoch;
+            c.session = session;
+            c.session_seq = Seq(0);
+            let noted = [c.incomplete, incomplete].into_iter().flatten();
+            c.incomplete = noted.min();
+            Ok(c.promise)
+        })
+        .await
+    }
+}
+
 impl Components for IdealStore {
     fn group(&self) -> GroupId {
         self.0.group
@@ -300,6 +327,7 @@ impl Components for IdealStore {
             session: c.session,
             used_bytes: chunks.len() as u64 * CHUNK,
             doubtful: false,
+            incomplete: c.incomplete,
             lost: false,
         })
     }
@@ -315,6 +343,7 @@ impl Components for IdealStore {
                 promise,
                 session: Session::default(),
                 session_seq: Seq(0),
+                incomplete: None,
                 blocks: BTreeMap::new(),
                 uncommitted: BTreeMap::new(),
                 clients: BTreeMap::new(),
@@ -355,18 +384,22 @@ impl Components for IdealStore {
     }
 
     async fn attach(&self, id: ComponentId, session: Session) -> Result<Promise, StoreError> {
+        self.open_session(id, session, None).await
+    }
+
+    async fn attach_incomplete(
+        &self,
+        id: ComponentId,
+        session: Session,
+        above: Seq,
+    ) -> Result<Promise, StoreError> {
+        self.open_session(id, session, Some(above)).await
+    }
+
+    async fn complete(&self, id: ComponentId, session: Session) -> Result<(), StoreError> {
         self.in_turn(move |medium| {
-            let c = medium.get(id)?;
-            if session.epoch < c.promise.fenced {
-                return Err(StoreError::Fenced { fenced: c.promise.fenced });
-            }
-            if session <= c.session {
-                return Err(StoreError::Session { open: c.session });
-            }
-            c.promise.fenced = session.epoch;
-            c.session = session;
-            c.session_seq = Seq(0);
-            Ok(c.promise)
+            medium.in_session(id, session)?.incomplete = None;
+            Ok(())
         })
         .await
     }

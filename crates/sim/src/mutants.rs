@@ -61,8 +61,6 @@ mutants! {
         "an owner that sees a newer epoch goes on";
     "owner.retry_joins_nothing", "R21", [ConnectionLost],
         "a retry runs beside its first attempt, or after it";
-    "owner.asking_is_carrying_out", "R21", [],
-        "a retry that still asks whether it was applied keeps its ticket in a copy that undid it";
     "owner.retry_is_applied", "R21", [ConnectionLost, Kill],
         "nobody is asked whether a retry was applied already";
     "client.retry_is_new", "R21", [ConnectionLost, Kill],
@@ -71,6 +69,10 @@ mutants! {
         "a call whose answer was lost counts as not sent";
     "component.tickets_not_noted", "R21", [ConnectionLost, Kill],
         "a member does not remember what it has applied";
+    "store.not_incomplete", "S18", [],
+        "a copy that is being brought up to date does not say so once it is put back";
+    "tickets.undone_is_remembered", "R21", [],
+        "a member that is promoted goes on remembering what copies have undone in it";
     "tickets.not_made_equal", "R21", [ConnectionLost, Kill],
         "a takeover does not make the members' tickets equal";
     "tickets.not_with_the_copy", "R21", [],

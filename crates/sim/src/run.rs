@@ -162,6 +162,9 @@ impl Setup {
         if draw(Features::READERS, "readers") {
             cluster.add_readers(hosts);
         }
+        if draw(Features::IN_ORDER, "in order") {
+            cluster.add_in_order(hosts);
+        }
         for (n, client) in cluster.clients.iter_mut().enumerate() {
             if !options.part.has_client(n) {
                 client.0 = NOWHERE;

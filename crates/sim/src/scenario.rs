@@ -621,6 +621,7 @@ impl Stage {
             hot_at: (1984, 2304),
             len_max: 65_536,
             pause,
+            in_order: false,
         };
         let mut rng = Rng::named(u64::from(number), "load");
         let ex = self.rig.executor().clone();

@@ -31,6 +31,8 @@ pub struct Mix {
     pub len_max: u64,
     /// The shortest and longest pause between two operations of one client.
     pub pause: (Nanos, Nanos),
+    /// Reads only, in order; the rest does not matter.
+    pub in_order: bool,
 }
 
 impl Mix {
@@ -45,7 +47,13 @@ impl Mix {
             hot_at: (1984, 2304),
             len_max: *rng.pick(&[4096, 16384, 65536, 262_144, 1 << 20]),
             pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[20, 100, 400, 1_000]))),
+            in_order: false,
         }
+    }
+
+    /// Reads only, in order.
+    pub fn in_order(other: Self) -> Self {
+        Self { in_order: true, ..other }
     }
 
     /// The same with all others in two or three blocks.
@@ -74,6 +82,10 @@ pub enum Clear {
 /// What all clients of one volume share with the harness; clones are the same.
 #[derive(Clone)]
 pub struct Book(Rc<Inner>);
+
+/// What one that reads in order reads: so many stretches of so many requests.
+const STRETCHES: u32 = 8;
+const STRETCH: u32 = 40;
 
 /// The error of a read that brought what nobody wrote.
 const WRONG_BYTE: &str = "wrong byte";
@@ -270,6 +282,9 @@ impl Book {
         inner.next_client.set(client + 1);
         inner.running.set(inner.running.get() + 1);
         let _running = Running(self.clone());
+        if mix.in_order {
+            return self.read_in_order(&volume, client, &mut rng).await;
+        }
         while !self.is_over() {
             inner.ops_left.set(inner.ops_left.get() - 1);
             let (first, sectors) = self.range(&mix, &mut rng);
@@ -288,14 +303,7 @@ impl Book {
                 self.change(&volume, client, kind, how, (first, sectors), &mut rng).await
             };
             if let Err(error) = result {
-                inner.errors.set(inner.errors.get() + 1);
-                if matches!(&error, VolumeError::Io(why) if why != WRONG_BYTE) {
-                    inner.losses.set(inner.losses.get() + 1);
-                }
-                let now = inner.executor.now();
-                inner.executor.trace().event(now, None, "client", u64::from(client), || {
-                    format!("client {client} at {first}+{sectors}: {error}")
-                });
+                self.note_error(client, (first, sectors), &error);
                 if error == VolumeError::Gone {
                     return;
                 }
@@ -307,6 +315,46 @@ impl Book {
                 let pause = rng.span(mix.pause.0, mix.pause.1);
                 inner.executor.sleep_until(inner.executor.now() + pause).await;
             }
+        }
+    }
+
+    fn note_error(&self, client: u32, (first, sectors): (u64, u32), error: &VolumeError) {
+        let inner = &*self.0;
+        inner.errors.set(inner.errors.get() + 1);
+        if matches!(error, VolumeError::Io(why) if why != WRONG_BYTE) {
+            inner.losses.set(inner.losses.get() + 1);
+        }
+        let now = inner.executor.now();
+        inner.executor.trace().event(now, None, "client", u64::from(client), || {
+            format!("client {client} at {first}+{sectors}: {error}")
+        });
+    }
+
+    /// Some stretches, with something between two requests at times.
+    async fn read_in_order<V: Volume>(&self, volume: &V, client: u32, rng: &mut Rng) {
+        let inner = &*self.0;
+        for _ in 0..STRETCHES {
+            let total = inner.size.get() / SECTOR as u64;
+            let sectors = 8 * *rng.pick(&[1, 1, 2, 4, 16]);
+            let mut first = rng.below(total) / 8 * 8;
+            for _ in 0..STRETCH {
+                if self.is_over() || first + u64::from(sectors) > total {
+                    break;
+                }
+                match self.read(volume, client, first, sectors).await {
+                    Ok(_) => first += u64::from(sectors),
+                    Err(VolumeError::Gone) => return,
+                    Err(error) => {
+                        self.note_error(client, (first, sectors), &error);
+                        break;
+                    }
+                }
+                let span = (Nanos::from_us(20), Nanos::from_ms(*rng.pick(&[1, 1, 1, 100])));
+                let pause = rng.span(span.0, span.1);
+                inner.executor.sleep_until(inner.executor.now() + pause).await;
+            }
+            let pause = rng.span(Nanos::from_ms(1), Nanos::from_secs(3));
+            inner.executor.sleep_until(inner.executor.now() + pause).await;
         }
     }
 

@@ -9,13 +9,16 @@
 use crate::index::Hot;
 use crate::limits;
 use crate::table::ChunkTable;
-use atoll_format::chunk::{COMPONENT_DOUBTFUL, MetaError, RawClient, RawComponent, RawListed};
+use atoll_format::chunk::{
+    COMPONENT_DOUBTFUL, COMPONENT_INCOMPLETE, MetaError, RawClient, RawComponent, RawListed,
+};
 use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockTag, OpKind, OpRecord, Promise};
 use atoll_format::units::{BLOCK, COMPONENT_MAX, SEQ_MAX};
 use atoll_world::components::{ComponentSpec, ComponentStatus};
 use atoll_world::mutant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// What is remembered of one client: which numbers above its settled ones were applied.
@@ -109,6 +112,9 @@ pub(crate) struct Component {
     pub committed_logged: Seq,
     /// Not 0: doubtful until this is committed.
     pub doubt_until: Seq,
+    /// It is being brought up to date: it may lack any operation above this one, whatever
+    /// `promise.newest` says.
+    pub incomplete: Option<Seq>,
     pub clients: BTreeMap<ClientId, Client>,
     client_uses: u64,
     pub uncommitted: BTreeMap<Seq, OpRecord>,
@@ -144,6 +150,7 @@ impl Component {
             session: Session::default(),
             committed_logged: Seq(0),
             doubt_until: Seq(0),
+            incomplete: None,
             clients: BTreeMap::new(),
             client_uses: 0,
             uncommitted: BTreeMap::new(),
@@ -165,6 +172,7 @@ impl Component {
             session: self.session,
             used_bytes,
             doubtful: self.doubt_until > Seq(0),
+            incomplete: self.incomplete,
             lost: self.is_lost(),
         }
     }
@@ -282,7 +290,8 @@ impl Component {
         let mut raw = RawComponent::new_zeroed();
         raw.local = self.local.into();
         raw.device = self.device;
-        raw.flags = if self.doubt_until > Seq(0) { COMPONENT_DOUBTFUL } else { 0 };
+        raw.flags |= if self.doubt_until > Seq(0) { COMPONENT_DOUBTFUL } else { 0 };
+        raw.flags |= if self.incomplete.is_some() { COMPONENT_INCOMPLETE } else { 0 };
         raw.leg = self.spec.leg.into();
         raw.id = self.id.0.into();
         raw.object = self.spec.object.0.into();
@@ -299,6 +308,9 @@ impl Component {
         raw.uncommitted = (self.uncommitted.len() as u32).into();
         raw.runs = runs.into();
         to.extend_from_slice(raw.as_bytes());
+        if let Some(above) = self.incomplete {
+            to.extend_from_slice(&above.0.to_le_bytes());
+        }
         for (id, client) in &self.clients {
             let head = RawClient {
                 client: id.0.into(),
@@ -325,10 +337,17 @@ impl Component {
         }
     }
 
+    /// It is being brought up to date from that operation on. The lowest stays: what it lacked
+    /// before it lacks until it is complete.
+    pub(crate) fn lacks_above(&mut self, above: Seq) {
+        self.incomplete = Some(self.incomplete.map_or(above, |lower| lower.min(above)));
+    }
+
     /// Bytes that [`Component::encode`] writes.
     pub(crate) fn encoded_len(&self) -> usize {
         let words: usize = self.clients.values().map(|c| c.words.len()).sum();
         size_of::<RawComponent>()
+            + self.incomplete.map_or(0, |above| size_of_val(&above.0))
             + self.clients.len() * size_of::<RawClient>()
             + words * 8
             + self.uncommitted.len() * size_of::<RawListed>()
@@ -350,6 +369,7 @@ impl Component {
         self.session = other.session;
         self.committed_logged = other.committed_logged;
         self.doubt_until = other.doubt_until;
+        self.incomplete = other.incomplete;
         self.clients = other.clients;
         self.client_uses = other.client_uses;
         self.uncommitted = other.uncommitted;
@@ -372,7 +392,7 @@ fn take<'a, T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocop
 /// `Damaged` for what contradicts itself, `Newer` for what a later version wrote.
 pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
     let raw: &RawComponent = take(bytes)?;
-    if raw.flags & !COMPONENT_DOUBTFUL != 0 {
+    if raw.flags & !(COMPONENT_DOUBTFUL | COMPONENT_INCOMPLETE) != 0 {
         return Err(MetaError::Newer { what: "component flags", value: u32::from(raw.flags) });
     }
     if raw.layout != [1, 0, 0, 0] {
@@ -405,6 +425,9 @@ pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
     c.queued_session = c.session;
     c.committed_logged = c.promise.committed;
     c.doubt_until = Seq(raw.doubt_until.get());
+    if raw.flags & COMPONENT_INCOMPLETE != 0 {
+        c.incomplete = Some(Seq(take::<U64>(bytes)?.get()));
+    }
     if raw.clients.get() as usize > limits::CLIENTS_MAX
         || raw.uncommitted.get() as usize > limits::UNCOMMITTED_MAX
     {
@@ -422,7 +445,7 @@ pub(crate) fn decode(bytes: &mut &[u8]) -> Result<(Component, u32), MetaError> {
             words: VecDeque::with_capacity(words as usize),
         };
         for _ in 0..words {
-            client.words.push_back(take::<zerocopy::little_endian::U64>(bytes)?.get());
+            client.words.push_back(take::<U64>(bytes)?.get());
         }
         c.client_uses = c.client_uses.max(client.used);
         c.clients.insert(ClientId(head.client.get()), client);
@@ -548,6 +571,7 @@ mod tests {
         }
         c.commit(Seq(150));
         c.doubt_until = Seq(500);
+        c.incomplete = Some(Seq(77));
         let mut bytes = Vec::new();
         c.encode(0, &mut bytes);
         assert_eq!(bytes.len(), c.encoded_len());

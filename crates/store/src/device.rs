@@ -7,11 +7,12 @@
 //! A request that does not come back in time fails the device; its late completion is ignored,
 //! because its future is dropped and its buffers belong to the world.
 
+use crate::ahead::{Ahead, Found};
 use atoll_format::superblock::SECOND_FROM_END;
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Disk, Durability, Nanos, Stage, World, mutant};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -50,6 +51,7 @@ struct Inner<W: World> {
     quick: Cell<u64>,
     slow: Cell<u64>,
     slow_told: Cell<bool>,
+    ahead: RefCell<Ahead>,
 }
 
 impl<W: World> Device<W> {
@@ -73,6 +75,7 @@ impl<W: World> Device<W> {
             quick: Cell::new(0),
             slow: Cell::new(0),
             slow_told: Cell::new(false),
+            ahead: RefCell::default(),
         }))
     }
 
@@ -172,6 +175,25 @@ impl<W: World> Device<W> {
         }
     }
 
+    /// What has been read ahead.
+    pub(crate) fn ahead(&self) -> RefMut<'_, Ahead> {
+        self.0.ahead.borrow_mut()
+    }
+
+    /// As [`Device::read`], or what has been read ahead. None: it is to be read.
+    pub(crate) async fn take_ahead(&self, at: u64, len: u32) -> Result<Option<Buf>, DeviceError> {
+        if self.ahead().is_empty() {
+            return Ok(None);
+        }
+        self.usable().await?;
+        let found = self.ahead().take(at, len);
+        let Found::Reading(ended) = found else { return Ok(found.bytes()) };
+        ended.notified().await;
+        self.usable().await?;
+        let found = self.ahead().take(at, len);
+        Ok(found.bytes())
+    }
+
     pub(crate) async fn write(
         &self,
         at: u64,
@@ -181,8 +203,12 @@ impl<W: World> Device<W> {
         self.usable().await?;
         let inner = &*self.0;
         let begun = inner.world.now();
+        let len = data.iter().map(|piece| piece.len() as u64).sum();
+        self.ahead().written(at, len);
         let request = pin!(inner.disk.write(at, data, durability));
-        match inner.world.timeout_at(begun + inner.deadline, request).await {
+        let done = inner.world.timeout_at(begun + inner.deadline, request).await;
+        self.ahead().written(at, len);
+        match done {
             Ok(Ok(())) => self.usable().await?,
             done => Box::pin(self.judge(&format!("write at {at}"), done)).await?,
         }

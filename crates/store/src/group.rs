@@ -2,6 +2,7 @@
 //!
 //! Invariant: no borrow of the state lives across an await.
 
+use crate::ahead::Streams;
 use crate::device::{Device, DeviceError};
 use crate::journal::JournalPosition;
 use crate::limits;
@@ -19,6 +20,8 @@ pub(crate) struct Group<W: World> {
     pub id: GroupId,
     pub devices: Vec<Device<W>>,
     pub state: RefCell<State>,
+    /// Who reads in order.
+    pub streams: RefCell<Streams>,
     pub queue: RefCell<LogQueue>,
     pub journal: RefCell<JournalPosition>,
     /// Why nothing works any more.

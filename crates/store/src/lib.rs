@@ -14,9 +14,10 @@
 //! | `state`, `component`, `index`, `table`, `pages`, `space` | what memory knows |
 //! | `log`, `destage`, `journal`, `checkpoint` | what is written, and in which order |
 //! | `recover` | reading it back after any crash |
-//! | `read`, `scrub`, `check` | looking at it |
+//! | `read`, `ahead`, `scrub`, `check` | looking at it |
 //! | `device`, `sizes`, `group`, `limits` | devices and their deadlines, what is shared, bounds |
 
+mod ahead;
 mod check;
 mod checkpoint;
 mod component;

@@ -113,6 +113,25 @@ pub const CPU_BATCH: Nanos = Nanos(2_000);
 /// See [`CPU_BATCH`].
 pub const CPU_BLOCK: Nanos = Nanos(500);
 
+/// Readers in order that are known at once.
+pub const STREAMS: usize = 4;
+/// And those that may be about to be.
+pub const STREAM_CANDIDATES: usize = 16;
+/// So many requests one behind the other are in order: two are chance.
+pub const IN_ORDER: u32 = 3;
+/// Blocks of the longest request that is helped: 256 KiB. Devices are about as fast with longer
+/// ones as they are with several.
+pub const AHEAD_REQUEST_MAX: u32 = 64;
+/// Blocks read ahead at first; then twice as many each time.
+pub const AHEAD_BLOCKS_FIRST: u32 = 16;
+/// Blocks read ahead together at most: 512 KiB, of a fast device half a millisecond. The next are
+/// asked for when half of them are left.
+pub const AHEAD_BLOCKS: u32 = 128;
+/// Blocks of one request made ahead.
+pub const AHEAD_PART: u32 = AHEAD_REQUEST_MAX;
+/// Such requests, made or in memory, of one device: 4 MiB.
+pub const AHEAD_PARTS: usize = 16;
+
 /// A device that does not answer for so long has failed.
 pub const IO_DEADLINE: Nanos = Nanos::from_secs(5);
 /// How often the sizes of the devices are looked at: one system call each.

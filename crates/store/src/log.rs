@@ -15,10 +15,10 @@
 use crate::group::Group;
 use crate::limits;
 use crate::state::{BatchPlace, State};
-use atoll_format::id::{ComponentId, Epoch, Session};
+use atoll_format::id::{ComponentId, Epoch, Seq, Session};
 use atoll_format::log::{
-    BatchHead, DESCRIPTOR_LEN, Descriptor, FLAG_FORCED, FLAG_FORGET, FooterBuilder, HEAD_LEN,
-    LogKind, SegmentHeader, header_blocks, seal_batch,
+    BatchHead, DESCRIPTOR_LEN, Descriptor, FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE,
+    FooterBuilder, HEAD_LEN, LogKind, SegmentHeader, header_blocks, seal_batch,
 };
 use atoll_format::op::{BlockState, OpKind};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
@@ -58,6 +58,11 @@ pub(crate) enum Effect {
     Attach {
         local: u32,
         session: Session,
+        /// It may lack any operation above this one.
+        incomplete: Option<Seq>,
+    },
+    Complete {
+        local: u32,
     },
     SetTickets {
         local: u32,
@@ -473,8 +478,13 @@ fn encode(
             d.epoch = epoch.0.into();
             ops.push(d);
         }
-        Effect::Attach { local, session } => {
+        Effect::Complete { local } => ops.push(descriptor(LogKind::Complete, *local)),
+        Effect::Attach { local, session, incomplete } => {
             let mut d = descriptor(LogKind::Attach, *local);
+            if let Some(above) = incomplete {
+                d.flags = FLAG_INCOMPLETE.into();
+                d.seq = above.0.into();
+            }
             d.epoch = session.epoch.0.into();
             d.number = session.attach.into();
             ops.push(d);

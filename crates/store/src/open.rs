@@ -173,6 +173,7 @@ impl<W: World> Store<W> {
                 found.footer,
             )),
             state: RefCell::new(found.state),
+            streams: RefCell::default(),
             journal: RefCell::new(found.journal),
             failed: RefCell::new(None),
             health,

@@ -1,8 +1,11 @@
 //! Reads: resolve, fetch, verify, and look again if the place changed meanwhile.
 //!
-//! Nothing is returned that does not match its checksum. Contiguous blocks are one device read and
-//! one buffer. When the chunk's page is not in memory, page and data are read at the same time.
+//! What has been read ahead ([`crate::ahead`]) is as good as the device and judged as its bytes
+//! are. Nothing is returned that does not match its checksum. Contiguous blocks are one device
+//! read and one buffer. When the chunk's page is not in memory, page and data are read at the same
+//! time.
 
+use crate::ahead;
 use crate::checkpoint;
 use crate::device::DeviceError;
 use crate::group::Group;
@@ -55,18 +58,37 @@ impl<W: World> Drop for Lease<W> {
     }
 }
 
+/// Who reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Wants bytes: from the device or from what was read of it before.
+    Caller,
+    /// Wants to know whether the device has them.
+    Scrub,
+}
+
 /// Blocks `range` of a component.
 pub(crate) async fn read<W: World>(
     group: &Rc<Group<W>>,
     id: ComponentId,
     range: BlockRange,
+    reader: Reader,
 ) -> Result<ReadBlocks, StoreError> {
     let mut twice = false;
-    for _ in 0..limits::READ_RETRIES {
+    for attempt in 0..limits::READ_RETRIES {
         let (local, found) = resolve(group, id, range)?;
+        if attempt == 0
+            && reader == Reader::Caller
+            && let Some(blocks) = group.streams.borrow_mut().on_read(local, range)
+        {
+            ahead::begin(group, local, blocks, u32::from(range.count));
+        }
         if found.iter().any(|f| f.source == Source::Page) {
             // Set apart, as are several pieces: else every request would take memory for these.
             if let Some(done) = Box::pin(read_with_page(group, id, local, range)).await? {
+                if reader == Reader::Caller {
+                    group.state.borrow_mut().counters.blocks_read += u64::from(range.count);
+                }
                 return Ok(done);
             }
             continue;
@@ -75,11 +97,14 @@ pub(crate) async fn read<W: World>(
         if !bad.is_empty() {
             return Err(StoreError::Bad(bad));
         }
-        let fetched = fetch(group, local, &pieces(&found)).await;
+        let from_ahead = reader == Reader::Caller && !twice;
+        let fetched = fetch(group, local, &pieces(&found), from_ahead).await;
         group.world.charge(limits::CPU_BLOCK * u64::from(range.count)).await;
         match judge(group, id, local, range, &found, fetched)? {
             Verdict::Good(payload) => {
-                group.state.borrow_mut().counters.blocks_read += u64::from(range.count);
+                if reader == Reader::Caller {
+                    group.state.borrow_mut().counters.blocks_read += u64::from(range.count);
+                }
                 return Ok(ReadBlocks { tags: found.iter().map(|f| f.tag).collect(), payload });
             }
             Verdict::Changed => sometimes!("store.read.place_changed"),
@@ -156,6 +181,7 @@ async fn fetch<W: World>(
     group: &Rc<Group<W>>,
     local: u32,
     pieces: &[Piece],
+    from_ahead: bool,
 ) -> Vec<Result<Buf, DeviceError>> {
     // All before the first wait: what was just found stays where it is until it was read.
     let leases = pieces.iter().filter_map(|piece| match piece.source {
@@ -164,9 +190,9 @@ async fn fetch<W: World>(
     });
     let _leases: Vec<Lease<W>> = leases.collect();
     if let [one] = pieces {
-        return vec![fetch_one(group, local, *one).await];
+        return vec![fetch_one(group, local, *one, from_ahead).await];
     }
-    let all = pieces.iter().map(|&piece| fetch_one(group, local, piece));
+    let all = pieces.iter().map(|&piece| fetch_one(group, local, piece, from_ahead));
     Box::pin(stream::iter(all).buffered(limits::BACKGROUND_DEPTH).collect()).await
 }
 
@@ -174,6 +200,7 @@ async fn fetch_one<W: World>(
     group: &Rc<Group<W>>,
     local: u32,
     piece: Piece,
+    from_ahead: bool,
 ) -> Result<Buf, DeviceError> {
     let len = (piece.count * BLOCK_LEN) as u32;
     let (device, at) = match piece.source {
@@ -188,10 +215,15 @@ async fn fetch_one<W: World>(
         }
         Source::Bad | Source::Page => unreachable!("sorted out by the caller"),
     };
+    if from_ahead && let Some(bytes) = group.devices[device].take_ahead(at, len).await? {
+        sometimes!("store.ahead.found");
+        group.state.borrow_mut().counters.blocks_read_ahead += piece.count as u64;
+        return Ok(bytes);
+    }
     read_device(group, device, at, len).await
 }
 
-async fn read_device<W: World>(
+pub(crate) async fn read_device<W: World>(
     group: &Rc<Group<W>>,
     device: usize,
     at: u64,
@@ -290,7 +322,6 @@ async fn read_with_page<W: World>(
     if !matches && !mutant!("read.beside_a_page_not_checked") {
         return Ok(None);
     }
-    group.state.borrow_mut().counters.blocks_read += u64::from(range.count);
     let tags = found.iter().map(|f| f.tag).collect();
     Ok(Some(ReadBlocks { tags, payload: vec![bytes] }))
 }

@@ -5,7 +5,7 @@
 //! new pass replaces the one that runs, and rate 0 stops it.
 
 use crate::group::Group;
-use crate::read;
+use crate::read::{self, Reader};
 use atoll_format::chunk::NONE;
 use atoll_format::id::ComponentId;
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
@@ -175,15 +175,15 @@ fn runs(raw: &[bool]) -> Vec<(u32, u16)> {
 }
 
 async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRange) {
-    let result = read::read(group, id, range).await;
-    let (mut good, mut bad) = (0, 0);
+    let result = read::read(group, id, range, Reader::Scrub).await;
+    let mut bad = 0;
     let mut first = None;
     if let Err(StoreError::Bad(_)) = result {
         // One bad block hides the others of the range: each alone.
         for block in range.start..range.end() {
-            let one = read::read(group, id, BlockRange { start: block, count: 1 }).await;
-            match one {
-                Ok(_) => good += 1,
+            let one = BlockRange { start: block, count: 1 };
+            match read::read(group, id, one, Reader::Scrub).await {
+                Ok(_) => {}
                 Err(StoreError::Bad(_)) => {
                     bad += 1;
                     first.get_or_insert(block);
@@ -200,8 +200,6 @@ async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRan
     if let Some(block) = first.filter(|&block| !told(block)) {
         state.event(StoreEvent::BadBlock { component: id, block });
     }
-    // Reads of the scrub are no reads of callers.
-    state.counters.blocks_read -= if result.is_ok() { u64::from(range.count) } else { good };
     drop(state);
     count(group, u64::from(range.count), bad);
 }

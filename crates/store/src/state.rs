@@ -15,7 +15,7 @@ use crate::space::DeviceSpace;
 use crate::table::is_present;
 use atoll_format::chunk::{BlockEntry, NONE};
 use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
-use atoll_format::log::{Descriptor, FLAG_FORCED, FLAG_FORGET, LogKind};
+use atoll_format::log::{Descriptor, FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE, LogKind};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord};
 use atoll_format::superblock::Region;
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
@@ -544,9 +544,13 @@ impl State {
                 let session = Session { epoch: Epoch(op.epoch.get()), attach: op.number.get() };
                 c.promise.fenced = c.promise.fenced.max(session.epoch);
                 c.session = c.session.max(session);
+                if op.flags.get() & FLAG_INCOMPLETE != 0 {
+                    c.lacks_above(Seq(op.seq.get()));
+                }
                 c.queued_fence = c.queued_fence.max(c.promise.fenced);
                 c.queued_session = c.queued_session.max(c.session);
             }
+            LogKind::Complete => c.incomplete = None,
             LogKind::Grow => {
                 let blocks = op.block.get().max(c.spec.blocks);
                 c.spec.blocks = blocks;

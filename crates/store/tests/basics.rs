@@ -8,7 +8,7 @@ use atoll_store::check;
 use atoll_world::Nanos;
 use atoll_world::components::{Components, Copy, CopyBlock, SetTickets, StoreError};
 use common::{
-    MIB, Machine, content, formatted, formatted_with_log, make, plain_op, versions, write_op,
+    MIB, Machine, Rng, content, formatted, formatted_with_log, make, plain_op, versions, write_op,
 };
 
 const ID: ComponentId = ComponentId(1);
@@ -54,6 +54,62 @@ fn what_was_written_is_read_from_the_log_from_home_and_after_a_restart() {
 }
 
 #[test]
+fn who_reads_in_order_finds_the_next_blocks_in_memory_and_always_the_newest() {
+    let m = Machine::new(1, &formatted(2));
+    let store = m.store();
+    let ids: Vec<u64> = (1..=600).collect();
+    let session = m.world.run(make(&store, 1, 1_000)).expect("runs").expect("made");
+    let write = async |seq: u64, first: u32, ids: &[u64]| {
+        store.append(ID, session, write_op(seq, first, ids)).await.expect("written");
+    };
+    m.world.run(async {
+        for (seq, some) in (1..).zip(ids.chunks(64)) {
+            write(seq, (seq as u32 - 1) * 64, some).await;
+        }
+    });
+    m.world.pass(Nanos::from_secs(5));
+    let read = |from: u32, to: u32, step: u16| {
+        let before = (m.world.ops(), store.counters());
+        let mut got = Vec::new();
+        m.world.run(async {
+            for start in (from..to).step_by(usize::from(step)) {
+                got.extend(versions(&store, 1, start, step).await.expect("read"));
+            }
+        });
+        let (now, then) = (store.counters(), before.1);
+        assert_eq!(now.blocks_read - then.blocks_read, u64::from(to - from));
+        (got, m.world.ops() - before.0, now.blocks_read_ahead - then.blocks_read_ahead)
+    };
+    // No step goes over the end of a chunk: 256 is a multiple of each. Those are missing that come
+    // before the first request ahead is made, or before the world makes the next.
+    for (to, step, least) in [(600, 1, 585), (600, 2, 576), (596, 4, 556), (576, 64, 256)] {
+        let (got, requests, ahead) = read(0, to, step);
+        assert_eq!(got, ids[..to as usize]);
+        assert!(ahead >= least, "steps of {step}: {ahead} of {to} blocks");
+        assert!(requests < 25, "steps of {step}: {requests} requests to the device");
+    }
+    let (_, requests, ahead) = read(0, 512, 256);
+    assert!((requests, ahead) == (2, 0), "large ones need no help: {requests}, {ahead}");
+
+    // The reader has come to block 300; some of what lies before it goes home anew.
+    assert_eq!(read(0, 300, 1).0, ids[..300]);
+    m.world.run(write(11, 310, &[910, 911, 912]));
+    let (got, ..) = read(300, 312, 1);
+    assert_eq!(got[..10], ids[300..310]);
+    assert_eq!(got[10..], [910, 911], "from the log");
+    m.world.pass(Nanos::from_secs(5));
+    let (got, _, ahead) = read(312, 330, 1);
+    assert_eq!(got[0], 912, "at home by now");
+    assert_eq!(got[1..], ids[313..330]);
+    assert!(ahead > 0);
+    m.world.run(write(12, 335, &[935]));
+    m.world.pass(Nanos::from_secs(5));
+    let (got, _, ahead) = read(330, 340, 1);
+    assert_eq!(got[5], 935);
+    assert_eq!(ahead, 0, "what was read with the old block 335 is not even looked at");
+}
+
+#[test]
 fn requests_out_of_epoch_session_order_or_range_are_refused() {
     let m = Machine::new(1, &formatted(1));
     let store = m.store();
@@ -91,6 +147,53 @@ fn requests_out_of_epoch_session_order_or_range_are_refused() {
         assert_eq!(versions(&store, 1, 0, 1).await, Ok(vec![3]));
         assert_eq!(store.status(ComponentId(2)), Err(StoreError::NoComponent(ComponentId(2))));
     });
+}
+
+#[test]
+fn what_is_being_brought_up_to_date_says_so_until_it_is_complete_whatever_happens() {
+    let session = |attach| Session { epoch: Epoch(1), attach };
+    let mut images = formatted(1);
+    let mut rng = Rng(7);
+    // Power is lost at once, after the log has gone home, and after a checkpoint.
+    for (round, pass) in (0u32..).zip([0, 5, 70]) {
+        let at = |step| session(2 + 10 * round + step);
+        let next = |attach: Session, images: &[_], above: Option<u64>, rng: &mut _| {
+            let m = Machine::new(u64::from(round), images);
+            let store = m.store();
+            m.world.run(async {
+                if !store.list().iter().any(|c| c.id == ID) {
+                    make(&store, 1, 600).await.expect("made");
+                }
+                if attach == at(4) {
+                    let open = store.status(ID).expect("there").session;
+                    let old = store.complete(ID, attach).await;
+                    assert_eq!(old, Err(StoreError::Session { open }), "not in another one");
+                    store.complete(ID, open).await.expect("complete");
+                } else if let Some(above) = above {
+                    store.attach_incomplete(ID, attach, Seq(above)).await.expect("attached");
+                } else {
+                    store.attach(ID, attach).await.expect("attached");
+                }
+            });
+            m.world.pass(Nanos::from_secs(pass));
+            let images = m.crash(rng);
+            let m = Machine::new(99, &images);
+            (m.store().status(ID).expect("there").incomplete, images)
+        };
+        // A session for something else changes nothing; the lowest stays.
+        let steps = [
+            (Some(70), Some(70)),
+            (None, Some(70)),
+            (Some(50), Some(50)),
+            (Some(90), Some(50)),
+            (None, None),
+        ];
+        for (step, (above, expected)) in (0..).zip(steps) {
+            let (incomplete, after) = next(at(step), &images, above, &mut rng);
+            assert_eq!(incomplete.map(|seq| seq.0), expected, "{pass} s, step {step}");
+            images = after;
+        }
+    }
 }
 
 #[test]

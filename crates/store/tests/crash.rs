@@ -109,6 +109,26 @@ impl Run {
         self.op(component, first, &ids, op).await
     }
 
+    /// Reads a component from a block on in order, a few blocks at a time, while others write.
+    async fn read_in_order(&self, component: u64, from: u32, step: u16) -> Result<(), StoreError> {
+        let may_be = |block| {
+            let model = self.model.borrow();
+            model.blocks.get(&(component, block)).cloned().unwrap_or_else(|| vec![0])
+        };
+        for start in (from..(from + 300).min(BLOCKS) - 8).step_by(usize::from(step)) {
+            let count = step.min((256 - start % 256) as u16);
+            let blocks = start..start + u32::from(count);
+            let before: Vec<Vec<u64>> = blocks.clone().map(may_be).collect();
+            let got = versions(&self.store, component, start, count).await?;
+            for ((block, before), got) in blocks.zip(before).zip(got) {
+                let now = may_be(block);
+                let allowed = before.contains(&got) || now.contains(&got);
+                assert!(allowed, "{component} block {block}: {got} of {before:?} {now:?}");
+            }
+        }
+        Ok(())
+    }
+
     async fn clear(
         &self,
         component: u64,
@@ -439,7 +459,14 @@ async fn random_ops(run: &Run, seed: u64, ops: u64, world: &TestWorld) -> Result
                 _ => run.write(component, first, count).await,
             }
         });
-        for done in futures_util::future::join_all(work).await {
+        let (reads, component) = (rng.one_in(8), 1 + rng.below(3));
+        let (from, step) = (rng.below(1_500) as u32, 1 + rng.below(4) as u16);
+        let reads =
+            async { if reads { run.read_in_order(component, from, step).await } else { Ok(()) } };
+        let work = futures_util::future::join_all(work);
+        let (written, read) = futures_util::future::join(work, reads).await;
+        read?;
+        for done in written {
             done?;
         }
         if rng.one_in(12) {
@@ -458,6 +485,7 @@ async fn random_ops(run: &Run, seed: u64, ops: u64, world: &TestWorld) -> Result
 
 #[test]
 fn random_operations_crashes_and_restarts_agree_with_the_model() {
+    let mut ahead = 0;
     for seed in 0..24u64 {
         let mut images = formatted(if seed % 3 == 0 { 2 } else { 1 });
         let model = Shared::default();
@@ -468,6 +496,7 @@ fn random_operations_crashes_and_restarts_agree_with_the_model() {
             if let Some(opened) = m.open() {
                 let run = Run { store: opened.expect("opens"), model: model.clone() };
                 m.world.run(random_ops(&run, rng.next(), 120, &m.world));
+                ahead += run.store.counters().blocks_read_ahead;
                 run.store.audit().unwrap_or_else(|e| panic!("seed {seed} round {round}: {e}"));
             }
             let left = m.crash(&mut rng);
@@ -475,6 +504,7 @@ fn random_operations_crashes_and_restarts_agree_with_the_model() {
             images = again.crash(&mut rng);
         }
     }
+    assert!(ahead > 1_000, "of what was read in order only {ahead} blocks had been read ahead");
 }
 
 #[test]

@@ -11,7 +11,8 @@ use atoll_store::{
 use atoll_world::components::{Components, ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Nanos, World};
 use common::{
-    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, formatted, make, spec, versions, write_op,
+    CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, content, formatted, make, spec, versions,
+    write_op,
 };
 
 const ID: ComponentId = ComponentId(1);
@@ -611,6 +612,42 @@ fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
     let progress = store.scrub_progress();
     assert!(!progress.idle && progress.blocks_checked < 80, "the rate is kept: {progress:?}");
     store.audit().expect("adds up");
+}
+
+#[test]
+fn what_was_read_ahead_hides_no_damage_from_the_scrub_and_a_failed_read_ahead_is_no_error() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    let ids: Vec<u64> = (1..=200).collect();
+    m.world.run(async {
+        make(&store, 1, 600).await.expect("made");
+        store.append(ID, FIRST, write_op(1, 0, &ids)).await.expect("written");
+    });
+    m.world.pass(Nanos::from_secs(5));
+    let image = m.disks[0].image();
+    let home = |id: u64| {
+        let at = image.used().filter(|&b| image.get(b)[..] == content(id)[..]);
+        at.last().expect("at home") * 4096
+    };
+    let read = |start: u32| m.world.run(versions(&store, 1, start, 1)).expect("runs");
+    for block in 0..10 {
+        assert_eq!(read(block), Ok(vec![ids[block as usize]]));
+    }
+    m.world.pass(Nanos::from_ms(10));
+    m.disks[0].flip(home(12), 1);
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(1));
+    assert_eq!(store.scrub_progress().blocks_bad, 1);
+    assert_eq!(store.scrub_progress().blocks_checked, 200);
+
+    // Blocks 100 on cannot be read: those before can, however far ahead they are read.
+    m.disks[0].fail_reads(home(101), 4096 * 4);
+    for block in 80..100 {
+        assert_eq!(read(block), Ok(vec![ids[block as usize]]));
+    }
+    assert_eq!(read(100), Err(StoreError::Bad(vec![100])));
+    assert_eq!(read(104), Ok(vec![105]));
+    assert!(store.failed().is_none());
 }
 
 #[test]

@@ -37,6 +37,9 @@ pub struct ComponentStatus {
     /// Parts of it may be missing after damage that could not be told from a clean end: it must
     /// be compared with other members before it serves (`store.md` S8, rule 18).
     pub doubtful: bool,
+    /// It is being brought up to date ([`Components::attach_incomplete`]): even if it has the
+    /// newest operation, it may lack any above this one.
+    pub incomplete: Option<Seq>,
     /// Its device or the whole group has failed: every call about its content is refused with
     /// [`StoreError::Failed`]. An empty answer would look like "nothing there".
     pub lost: bool,
@@ -213,6 +216,8 @@ pub struct StoreCounters {
     pub log_bytes: u64,
     /// Blocks read for callers.
     pub blocks_read: u64,
+    /// Of them those that had been read of the device before they were asked for.
+    pub blocks_read_ahead: u64,
     /// Bytes moved from the log to capacity.
     pub destaged_bytes: u64,
     /// Bytes of metadata written (journal, pages, checkpoints).
@@ -308,6 +313,22 @@ pub trait Components: Clone + 'static {
         id: ComponentId,
         session: Session,
     ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// As [`Components::attach`], to bring the component up to date from an operation on: from then
+    /// on, durably and whatever sessions come, it may lack any operation above the lowest that was
+    /// said, until [`Components::complete`]. What is put back from the middle of that is known by
+    /// it (S18): its newest operation is a maximum (F11).
+    fn attach_incomplete(
+        &self,
+        id: ComponentId,
+        session: Session,
+        above: Seq,
+    ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// Durably says that nothing is missing any more.
+    fn complete(
+        &self,
+        id: ComponentId,
+        session: Session,
+    ) -> impl Future<Output = Result<(), StoreError>>;
     /// Sets a slot aside for a chunk that has none, so that the next append to it cannot be
     /// [`StoreError::Full`]. Kept in memory until that append or for at least ten seconds. The
     /// owner asks every member before its first write to a chunk: a full group is then seen

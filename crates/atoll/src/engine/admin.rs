@@ -879,6 +879,11 @@ impl Engine {
                 ("atoll_group_ops_written_total", "Operations appended.", group.ops_written),
                 ("atoll_group_written_bytes_total", "Payload appended.", group.bytes_written),
                 ("atoll_group_blocks_read_total", "Blocks read for callers.", group.blocks_read),
+                (
+                    "atoll_group_blocks_read_ahead_total",
+                    "Blocks of these that had been read ahead.",
+                    group.blocks_read_ahead,
+                ),
                 ("atoll_group_log_batches_total", "Batches of the log.", group.log_batches),
                 (
                     "atoll_group_log_written_bytes_total",
