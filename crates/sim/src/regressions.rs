@@ -86,13 +86,27 @@ const SINCE: &[(u64, &str)] = &[
     ),
 ];
 
+/// A run with all there was when this was found.
+fn as_lately() -> Options {
+    Options { features: as_since().features.and(Features::IN_ORDER), ..as_since() }
+}
+
+/// The same, of it.
+const LATELY: &[(u64, &str)] = &[(
+    1_795_547_891_357,
+    "all of a segment was home, and trimmed, before the header of the next was written: a crash \
+     then looked like a damaged log",
+)];
+
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {
     let first = SEEDS.iter().map(|&(seed, what)| (seed, what, as_then()));
     let later = LATER.iter().map(|&(seed, what)| (seed, what, as_later()));
     let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
+    let lately = LATELY.iter().map(|&(seed, what)| (seed, what, as_lately()));
     let beyond = Options { beyond: true, ..Options::default() };
     let retry =
         "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
-    first.chain(later).chain(since).chain([(1_795_485_690_215, retry, beyond)]).collect()
+    let all = first.chain(later).chain(since).chain(lately);
+    all.chain([(1_795_485_690_215, retry, beyond)]).collect()
 }

@@ -718,7 +718,7 @@ async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
     }
     let (at, block) = {
         let mut state = group.state.borrow_mut();
-        let mut queue = group.queue.borrow_mut();
+        let queue = group.queue.borrow();
         state.head_waits = false;
         let at = state.geometry.segment_at(next);
         let header = SegmentHeader {
@@ -729,14 +729,17 @@ async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
             journal_to: group.journal.borrow().durable_seq,
             first_batch: queue.next_seq,
         };
-        state.head_segment = next;
-        state.head_offset = BLOCK;
-        queue.footer = FooterBuilder::default();
         (at, Buf::copy_from(&header.encode()))
     };
     if let Err(e) = group.log_device().write(at, vec![block], Durability::Durable).await {
         group.device_failed(0, &e);
         return Err(());
     }
+    // Only now: all before the head may be trimmed, and a log that holds nothing any more says by
+    // this header where it goes on.
+    let mut state = group.state.borrow_mut();
+    state.head_segment = next;
+    state.head_offset = BLOCK;
+    group.queue.borrow_mut().footer = FooterBuilder::default();
     Ok(())
 }

@@ -543,6 +543,45 @@ fn fill_a_segment(m: &Machine, run: &Run) -> Option<(u32, u64, u64)> {
     panic!("no segment has ended");
 }
 
+/// All of a full segment moves home while the header of the next is on its way to the disk, and does
+/// not arrive: seed 1795547891357 found a log that had ended before what was known to be durable.
+#[test]
+fn a_segment_is_kept_until_the_next_one_has_begun() {
+    let run_of = |m: &Machine, model: &Shared| {
+        let run = Run { store: m.store(), model: model.clone() };
+        m.world.run(run.make(1)).expect("runs").expect("made");
+        run
+    };
+    let images = formatted(1);
+    let m = Machine::new(1, &images);
+    fill_a_segment(&m, &run_of(&m, &Shared::default())).expect("nothing has stopped it");
+    // The first batch lies behind the header, a block.
+    let header = m.disks[0].last_durable_at() - 4096;
+    for seed in 0..6 {
+        let m = Machine::new(1, &images);
+        let model = Shared::default();
+        let run = run_of(&m, &model);
+        m.disks[0].hold_writes(header);
+        m.world.run(async {
+            let fill = async {
+                for i in 0..200 {
+                    run.write(1, i % 7 * 256, 250).await.expect("written");
+                }
+            };
+            let time = run_for(&m.world, Nanos::from_ms(4_500));
+            futures_util::future::select(std::pin::pin!(fill), std::pin::pin!(time)).await;
+        });
+        assert!(run.store.counters().destaged_bytes > 1 << 20, "it has moved home");
+        let left = m.crash(&mut Rng(seed));
+        verify(&left, &model, &format!("stopped before the next segment began ({seed})"));
+    }
+}
+
+async fn run_for(world: &TestWorld, span: Nanos) {
+    use atoll_world::World;
+    world.sleep(span).await;
+}
+
 /// The log goes on in a segment whose footer was being written as the host stopped, and has begun
 /// the next as it stops again.
 #[test]

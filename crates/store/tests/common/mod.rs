@@ -330,6 +330,9 @@ struct Medium {
     fail_writes: bool,
     fail_flush: bool,
     hang: bool,
+    /// Where a write does not end.
+    held: Option<u64>,
+    last_durable_at: u64,
     writes: u64,
     /// Where its bytes are instead, for tests that count memory.
     file: Option<Rc<File>>,
@@ -368,6 +371,14 @@ impl MemDisk {
     }
     pub fn hang(&self) {
         self.medium.borrow_mut().hang = true;
+    }
+    /// Writes that begin there do not end.
+    pub fn hold_writes(&self, at: u64) {
+        self.medium.borrow_mut().held = Some(at);
+    }
+    /// Where the last durable write began.
+    pub fn last_durable_at(&self) -> u64 {
+        self.medium.borrow().last_durable_at
     }
     pub fn writes(&self) -> u64 {
         self.medium.borrow().writes
@@ -525,6 +536,9 @@ impl Disk for MemDisk {
             }
             id
         };
+        if self.medium.borrow().held == Some(at) {
+            std::future::pending::<()>().await;
+        }
         self.wait(if durability == Durability::Durable { 100 } else { 20 }).await?;
         let mut medium = self.medium.borrow_mut();
         if medium.fail_writes {
@@ -536,6 +550,7 @@ impl Disk for MemDisk {
         for (block, bytes) in (first..).zip(&write.blocks) {
             medium.current.set(block, bytes.clone());
             if durability == Durability::Durable {
+                medium.last_durable_at = write.at;
                 medium.durable.set(block, bytes.clone());
             }
         }
