@@ -232,6 +232,7 @@ impl<W: World, S: Components> Members<W, S> {
                 let lacks_more = status
                     .incomplete
                     .is_some_and(|lacks_above| incomplete.is_none_or(|above| lacks_above < above));
+                let lacks_more = lacks_more && !mutant!("member.lacks_what_is_asked_for");
                 let doubtful = status.doubtful || lacks_more;
                 Reply::Promise { promise, doubtful }
             }

@@ -71,6 +71,8 @@ mutants! {
         "a member does not remember what it has applied";
     "store.not_incomplete", "S18", [],
         "a copy that is being brought up to date does not say so once it is put back";
+    "member.lacks_what_is_asked_for", "S18", [],
+        "a copy that is brought up to date keeps silent about what it lacks besides";
     "tickets.undone_is_remembered", "R21", [],
         "a member that is promoted goes on remembering what copies have undone in it";
     "tickets.not_made_equal", "R21", [ConnectionLost, Kill],
@@ -191,6 +193,8 @@ mutants! {
         "a placed write is answered before its bytes are flushed";
     "log.overwrites_what_is_needed", "S12", [],
         "a full log overwrites a segment that is not free";
+    "log.head_before_its_header", "S12", [],
+        "a full segment may be trimmed before the header of the next is written";
     "recover.block_records_skipped", "S16", [Kill],
         "the journal's records of blocks are not replayed";
     "recover.placed_not_claimed", "S14", [PowerLoss],

@@ -731,6 +731,9 @@ async fn seal<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         };
         (at, Buf::copy_from(&header.encode()))
     };
+    if mutant!("log.head_before_its_header") {
+        group.state.borrow_mut().head_segment = next;
+    }
     if let Err(e) = group.log_device().write(at, vec![block], Durability::Durable).await {
         group.device_failed(0, &e);
         return Err(());

@@ -543,8 +543,9 @@ fn fill_a_segment(m: &Machine, run: &Run) -> Option<(u32, u64, u64)> {
     panic!("no segment has ended");
 }
 
-/// All of a full segment moves home while the header of the next is on its way to the disk, and does
-/// not arrive: seed 1795547891357 found a log that had ended before what was known to be durable.
+/// All of a full segment moves home while the header of the next is on its way to the disk, and
+/// does not arrive: seed 1795547891357 found a log that had ended before what was known to be
+/// durable.
 #[test]
 fn a_segment_is_kept_until_the_next_one_has_begun() {
     let run_of = |m: &Machine, model: &Shared| {
