@@ -83,7 +83,7 @@ impl Default for Limits {
             handshake: Nanos::from_secs(10),
             options: 128,
             requests: 256,
-            requests_beside: 2,
+            requests_beside: 8,
             connection_bytes: 64 << 20,
             server_bytes: 256 << 20,
             guaranteed_bytes: 256 << 10,
