@@ -267,15 +267,17 @@ impl<W: World, S: Components> Owner<W, S> {
     /// everything in flight is queued for it, so that it misses no operation (F10).
     async fn attach_absent(&self, leg: &Rc<Leg>, slot: u8, from: Seq, until: Nanos) -> bool {
         let Some(member) = leg.member(slot) else { return false };
-        let session = self.next_session();
-        let incomplete = Some(from);
-        let request = Request::Attach { component: member.component, session, incomplete };
-        let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
-        let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
-        let life = self.life_of(member.host);
         let mut from = from;
-        let lost_some = doubtful || promise.newest < from;
-        if from > Seq(0) && lost_some && !mutant!("resync.lost_end_unnoticed") {
+        let (session, life) = loop {
+            let session = self.next_session();
+            let incomplete = Some(from);
+            let request = Request::Attach { component: member.component, session, incomplete };
+            let call = self.0.ctx.peers().call(member.host, Lane::Control, request, until);
+            let Ok(Reply::Promise { promise, doubtful }) = call.await else { return false };
+            let lost_some = doubtful || promise.newest < from;
+            if from == Seq(0) || !lost_some || mutant!("resync.lost_end_unnoticed") {
+                break (session, self.life_of(member.host));
+            }
             // It had everything up to `from`, and has it no more (rows 28, 50).
             sometimes!("resync.returning_member_lost_what_it_had");
             from = Seq(0);
@@ -287,7 +289,11 @@ impl<W: World, S: Components> Owner<W, S> {
             if changed.await.is_err() {
                 return false;
             }
-        }
+            // Attached again, so that it notes that it may lack anything.
+            if mutant!("resync.whole_is_not_noted") {
+                break (session, self.life_of(member.host));
+            }
+        };
         // It may be back as it was before the object grew: nothing beyond its end could be copied.
         let blocks = self.0.record.borrow().leg_chunks(leg.index) * BLOCKS_PER_CHUNK;
         let (component, epoch) = (member.component, self.0.epoch);

@@ -374,8 +374,13 @@ fn settle<W: World, S: Components>(
                     Some(_) if mutant!("takeover.resyncing_is_active") => {
                         member.state = MemberState::Active;
                     }
-                    Some(a) if doubtful(a) || a.promise.newest < from || none_sound => {
-                        member.state = MemberState::Resyncing { from: Seq(0) };
+                    // Not with this session: in it the member has noted that it lacks only what is
+                    // newer than `from`.
+                    Some(a)
+                        if from > Seq(0)
+                            && (doubtful(a) || a.promise.newest < from || none_sound) =>
+                    {
+                        member.state = MemberState::Absent { since: Seq(0), at_ms, lost };
                     }
                     Some(_) => {}
                 },

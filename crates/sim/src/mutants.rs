@@ -71,6 +71,8 @@ mutants! {
         "a member does not remember what it has applied";
     "store.not_incomplete", "S18", [],
         "a copy that is being brought up to date does not say so once it is put back";
+    "resync.whole_is_not_noted", "S18", [],
+        "a copy that is compared whole notes only that it lacks what is new";
     "member.lacks_what_is_asked_for", "S18", [],
         "a copy that is brought up to date keeps silent about what it lacks besides";
     "tickets.undone_is_remembered", "R21", [],
