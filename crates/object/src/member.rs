@@ -222,10 +222,7 @@ impl<W: World, S: Components> Members<W, S> {
             }
             Request::Attach { component, session, incomplete } => {
                 let store = self.store(component)?;
-                let promise = match incomplete {
-                    Some(above) => store.attach_incomplete(component, session, above).await?,
-                    None => store.attach(component, session).await?,
-                };
+                let promise = store.open_session(component, session, incomplete).await?;
                 self.0.attached.borrow_mut().insert(component);
                 let status = store.status(component)?;
                 // Who brings it up to date knows what is missing above that, and asks for more.

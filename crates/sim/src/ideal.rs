@@ -260,32 +260,6 @@ impl Medium {
     }
 }
 
-impl IdealStore {
-    async fn open_session(
-        &self,
-        id: ComponentId,
-        session: Session,
-        incomplete: Option<Seq>,
-    ) -> Result<Promise, StoreError> {
-        self.in_turn(move |medium| {
-            let c = medium.get(id)?;
-            if session.epoch < c.promise.fenced {
-                return Err(StoreError::Fenced { fenced: c.promise.fenced });
-            }
-            if session <= c.session {
-                return Err(StoreError::Session { open: c.session });
-            }
-            c.promise.fenced = session.epoch;
-            c.session = session;
-            c.session_seq = Seq(0);
-            let noted = [c.incomplete, incomplete].into_iter().flatten();
-            c.incomplete = noted.min();
-            Ok(c.promise)
-        })
-        .await
-    }
-}
-
 impl Components for IdealStore {
     fn group(&self) -> GroupId {
         self.0.group
@@ -383,17 +357,28 @@ impl Components for IdealStore {
         .await
     }
 
-    async fn attach(&self, id: ComponentId, session: Session) -> Result<Promise, StoreError> {
-        self.open_session(id, session, None).await
-    }
-
-    async fn attach_incomplete(
+    async fn open_session(
         &self,
         id: ComponentId,
         session: Session,
-        above: Seq,
+        incomplete: Option<Seq>,
     ) -> Result<Promise, StoreError> {
-        self.open_session(id, session, Some(above)).await
+        self.in_turn(move |medium| {
+            let c = medium.get(id)?;
+            if session.epoch < c.promise.fenced {
+                return Err(StoreError::Fenced { fenced: c.promise.fenced });
+            }
+            if session <= c.session {
+                return Err(StoreError::Session { open: c.session });
+            }
+            c.promise.fenced = session.epoch;
+            c.session = session;
+            c.session_seq = Seq(0);
+            let noted = [c.incomplete, incomplete].into_iter().flatten();
+            c.incomplete = noted.min();
+            Ok(c.promise)
+        })
+        .await
     }
 
     async fn complete(&self, id: ComponentId, session: Session) -> Result<(), StoreError> {

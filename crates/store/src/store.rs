@@ -89,37 +89,6 @@ impl<W: World> Store<W> {
         wait.await.map_err(|_| self.group.gone())
     }
 
-    async fn open_session(
-        &self,
-        id: ComponentId,
-        session: Session,
-        incomplete: Option<Seq>,
-    ) -> Result<Promise, StoreError> {
-        self.admit()?;
-        let effect = {
-            let mut state = self.group.state.borrow_mut();
-            let c = state.find_mut(id)?;
-            check_lost(c)?;
-            if session.epoch < c.queued_fence {
-                return Err(older(c));
-            }
-            if session <= c.queued_session {
-                return Err(StoreError::Session { open: c.queued_session });
-            }
-            c.queued_fence = session.epoch;
-            c.queued_session = session;
-            c.session_seq = Seq(0);
-            if mutant!("store.fence_not_durable") {
-                (c.promise.fenced, c.session) = (session.epoch, session);
-                return Ok(c.promise);
-            }
-            Effect::Attach { local: c.local, session, incomplete }
-        };
-        let wait = self.queue(effect)?;
-        self.durable(wait).await?;
-        Ok(self.group.state.borrow().find(id)?.promise)
-    }
-
     fn queue_create(&self, id: ComponentId, spec: ComponentSpec) -> Result<Effect, StoreError> {
         self.admit()?;
         if spec.blocks == 0 || u64::from(spec.blocks) * BLOCK > COMPONENT_MAX {
@@ -472,18 +441,36 @@ impl<W: World> Components for Store<W> {
         Ok(self.group.state.borrow().find(id)?.promise)
     }
 
-    async fn attach(&self, id: ComponentId, session: Session) -> Result<Promise, StoreError> {
-        self.open_session(id, session, None).await
-    }
-
-    async fn attach_incomplete(
+    async fn open_session(
         &self,
         id: ComponentId,
         session: Session,
-        above: Seq,
+        incomplete: Option<Seq>,
     ) -> Result<Promise, StoreError> {
-        let above = Some(above).filter(|_| !mutant!("store.not_incomplete"));
-        self.open_session(id, session, above).await
+        let incomplete = incomplete.filter(|_| !mutant!("store.not_incomplete"));
+        self.admit()?;
+        let effect = {
+            let mut state = self.group.state.borrow_mut();
+            let c = state.find_mut(id)?;
+            check_lost(c)?;
+            if session.epoch < c.queued_fence {
+                return Err(older(c));
+            }
+            if session <= c.queued_session {
+                return Err(StoreError::Session { open: c.queued_session });
+            }
+            c.queued_fence = session.epoch;
+            c.queued_session = session;
+            c.session_seq = Seq(0);
+            if mutant!("store.fence_not_durable") {
+                (c.promise.fenced, c.session) = (session.epoch, session);
+                return Ok(c.promise);
+            }
+            Effect::Attach { local: c.local, session, incomplete }
+        };
+        let wait = self.queue(effect)?;
+        self.durable(wait).await?;
+        Ok(self.group.state.borrow().find(id)?.promise)
     }
 
     async fn complete(&self, id: ComponentId, session: Session) -> Result<(), StoreError> {

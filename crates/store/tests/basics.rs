@@ -169,10 +169,8 @@ fn what_is_being_brought_up_to_date_says_so_until_it_is_complete_whatever_happen
                     let old = store.complete(ID, attach).await;
                     assert_eq!(old, Err(StoreError::Session { open }), "not in another one");
                     store.complete(ID, open).await.expect("complete");
-                } else if let Some(above) = above {
-                    store.attach_incomplete(ID, attach, Seq(above)).await.expect("attached");
                 } else {
-                    store.attach(ID, attach).await.expect("attached");
+                    store.open_session(ID, attach, above.map(Seq)).await.expect("attached");
                 }
             });
             m.world.pass(Nanos::from_secs(pass));

@@ -37,7 +37,7 @@ pub struct ComponentStatus {
     /// Parts of it may be missing after damage that could not be told from a clean end: it must
     /// be compared with other members before it serves (`store.md` S8, rule 18).
     pub doubtful: bool,
-    /// It is being brought up to date ([`Components::attach_incomplete`]): even if it has the
+    /// It is being brought up to date ([`Components::open_session`]): even if it has the
     /// newest operation, it may lack any above this one.
     pub incomplete: Option<Seq>,
     /// Its device or the whole group has failed: every call about its content is refused with
@@ -307,22 +307,25 @@ pub trait Components: Clone + 'static {
         id: ComponentId,
         epoch: Epoch,
     ) -> impl Future<Output = Result<Promise, StoreError>>;
-    /// Durably opens a session, higher than any before (R2); messages of others are refused.
+    /// Durably opens a session, higher than any before (R2); messages of others are refused. With
+    /// `incomplete`, to bring the component up to date from that operation on: from then on,
+    /// durably and whatever sessions come, it may lack any operation above the lowest that was
+    /// said, until [`Components::complete`]. What is put back from the middle of that is known by
+    /// it (S18): its newest operation is a maximum (F11).
+    fn open_session(
+        &self,
+        id: ComponentId,
+        session: Session,
+        incomplete: Option<Seq>,
+    ) -> impl Future<Output = Result<Promise, StoreError>>;
+    /// Opens a session to a component that is not brought up to date in it.
     fn attach(
         &self,
         id: ComponentId,
         session: Session,
-    ) -> impl Future<Output = Result<Promise, StoreError>>;
-    /// As [`Components::attach`], to bring the component up to date from an operation on: from then
-    /// on, durably and whatever sessions come, it may lack any operation above the lowest that was
-    /// said, until [`Components::complete`]. What is put back from the middle of that is known by
-    /// it (S18): its newest operation is a maximum (F11).
-    fn attach_incomplete(
-        &self,
-        id: ComponentId,
-        session: Session,
-        above: Seq,
-    ) -> impl Future<Output = Result<Promise, StoreError>>;
+    ) -> impl Future<Output = Result<Promise, StoreError>> {
+        self.open_session(id, session, None)
+    }
     /// Durably says that nothing is missing any more.
     fn complete(
         &self,
