@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 
@@ -27,8 +26,8 @@ import tables
 from cluster import Cluster
 from goals import FLOORS, GOALS, HALF, SUSTAINED, WORKLOADS, Results, headline, writes
 from measure import Fio, cpu_of, memory_mib
-from process import wait_until
 from runs import REPOSITORY, bytes_of, guarded, log, machine, machine_text
+from targets import file_targets, nbd_target, start_qemu_nbd
 
 VOLUME = "bench"
 FULL = {"rounds": 3, "runtime": 10, "ramp": 2, "sustained": 120, "size": "4g", "disk_size": "32GiB"}
@@ -47,6 +46,7 @@ EXAMPLES = """beside it, each with its own --help:
   scripts/bench recovery    how long a host takes to start after a crash
   scripts/bench memory      what a host process takes
   scripts/bench fairness    what volumes side by side get
+  scripts/bench floor       what this machine would let any such store do
   scripts/bench flame       where the processors' time goes, as a picture and a table
 
 examples:
@@ -95,15 +95,12 @@ class Bench:
         os.mkdir(self.cluster.directory)
         self.raw = os.path.join(self.directory, "raw.img")
         self.qemu_nbd = None
-        plain = ["--ioengine=io_uring", f"--filename={self.raw}"]
-        qemu_socket = os.path.join(self.directory, "qemu-nbd.sock")
+        self.qemu_socket = os.path.join(self.directory, "qemu-nbd.sock")
         self.targets = {
-            "raw": plain,
-            "dsync": [*plain, "--sync=dsync"],
-            "qemu-nbd": ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={qemu_socket}"],
+            **file_targets(self.raw),
+            "qemu-nbd": nbd_target(self.qemu_socket),
             "atoll": ["--ioengine=nbd", f"--uri={self.cluster.uri(1, VOLUME)}"],
         }
-        self.qemu_socket = qemu_socket
         self.holders = []  # hosts with a copy of the volume
         self.syscalls = {}  # by workload: counted once in a run
         self.results = Results()
@@ -135,19 +132,9 @@ class Bench:
         self.settle()
 
     def start_qemu_nbd(self):
-        argv = ["qemu-nbd", "-f", "raw", "-k", self.qemu_socket, "-x", "", "--cache=none"]
-        argv += ["--aio=io_uring", "-t", "-e", "4", self.raw]
         errors = os.path.join(self.directory, "qemu-nbd.log")
-        self.qemu_nbd = self.stack.spawn(argv, log=errors)
-
-        def answers():
-            if self.qemu_nbd.poll() is not None:
-                with open(errors, encoding="utf-8", errors="replace") as f:
-                    raise RuntimeError(f"qemu-nbd ended: {f.read()[-400:]}")
-            with socket.socket(socket.AF_UNIX) as connection:
-                return connection.connect_ex(self.qemu_socket) == 0
-
-        wait_until("qemu-nbd to answer", answers, 15)
+        image = ["-f", "raw", "--cache=none", "--aio=io_uring", self.raw]
+        self.qemu_nbd = start_qemu_nbd(self.stack, self.qemu_socket, errors, image)
 
     # The log.
 

@@ -59,8 +59,8 @@ pub struct Limits {
     pub options: u32,
     /// Requests of one connection that are received and not yet answered.
     pub requests: usize,
-    /// The same, if it is less, while another client, with few small requests at once, is busy: see
-    /// `nbd::crowd`.
+    /// The same, if it is less, of a connection that has many under way, while another client, with
+    /// few small requests at once, is busy: see `nbd::crowd`.
     pub requests_beside: usize,
     /// Bytes of data that one connection's requests hold, until their answers are sent.
     pub connection_bytes: usize,
@@ -83,7 +83,7 @@ impl Default for Limits {
             handshake: Nanos::from_secs(10),
             options: 128,
             requests: 256,
-            requests_beside: 8,
+            requests_beside: 2,
             connection_bytes: 64 << 20,
             server_bytes: 256 << 20,
             guaranteed_bytes: 256 << 10,

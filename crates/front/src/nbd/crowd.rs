@@ -5,11 +5,14 @@
 //! that keep many requests under way may have only [`Limits::requests_beside`] each, and the rest
 //! waits in their sockets. Who asks seldom holds up nobody.
 //!
-//! Time is cut into windows. A connection counts as shallow in a window in which it has begun at
-//! least [`SHALLOW_BUSY`] requests of at most [`SHALLOW_BYTES`] and never had more than
-//! [`SHALLOW_MOST`] under way.
+//! Time is cut into windows. A connection is deep from the moment on in which it has more than
+//! [`SHALLOW_MOST`] requests under way, until a window has passed in which it could have had more
+//! and had not: who is held back shows no longer how much it would ask for. Any other counts as
+//! shallow in a window in which it has begun at least [`SHALLOW_BUSY`] requests of at most
+//! [`SHALLOW_BYTES`].
 //!
-//! Invariant: `shallow` is the number of connections that count in this window.
+//! Invariants: `shallow` is the number of connections that count in this window; nobody who is
+//! held back counts.
 //!
 //! [`Limits::requests_beside`]: crate::limits::Limits::requests_beside
 
@@ -35,21 +38,52 @@ pub(super) struct Guest {
     begun: Cell<usize>,
     /// The most that it had under way.
     most: Cell<usize>,
+    deep: Cell<bool>,
+    /// It had all that it was allowed.
+    held: Cell<bool>,
     counts: Cell<bool>,
 }
 
+/// How many requests a connection may have under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Share {
+    /// Nobody is in its way.
+    All,
+    /// Somebody shallow is busy: so many as show whether it is deep.
+    Few,
+    /// The same, and it is deep.
+    Beside,
+}
+
 impl Guest {
-    /// It has begun one more, of so many bytes; so many are under way now.
-    pub(super) fn begins(&self, bytes: usize, under_way: usize) {
+    /// It has begun one more, of so many bytes; so many are under way now, of so many that it may.
+    pub(super) fn begins(&self, bytes: usize, under_way: usize, share: usize) {
         self.begun.set(self.begun.get() + usize::from(bytes <= SHALLOW_BYTES));
+        self.has(under_way);
+        self.held.set(self.held.get() || under_way >= share);
+    }
+
+    fn has(&self, under_way: usize) {
         self.most.set(self.most.get().max(under_way));
+        self.deep.set(self.deep.get() || under_way > SHALLOW_MOST);
+    }
+
+    /// Its first look in a window, after the one in which it asked last.
+    fn next_window(&self, under_way: usize) {
+        if self.most.get() <= SHALLOW_MOST && !self.held.get() {
+            self.deep.set(false);
+        }
+        self.begun.set(0);
+        self.most.set(0);
+        self.held.set(false);
+        self.counts.set(false);
+        self.has(under_way);
     }
 }
 
 impl Crowd {
-    /// `guest` looks what it may do, with so many requests under way: whether somebody shallow is
-    /// busy.
-    pub(super) fn has_shallow(&self, now: Nanos, guest: &Guest, under_way: usize) -> bool {
+    /// `guest`, with so many requests under way, looks how many it may have.
+    pub(super) fn share(&self, now: Nanos, guest: &Guest, under_way: usize) -> Share {
         // Zero is before all windows.
         let window = now.0 / CROWD_WINDOW.0 + 1;
         let last = self.window.replace(window);
@@ -58,51 +92,117 @@ impl Crowd {
             self.before.set(if last + 1 == window { shallow } else { 0 });
         }
         if guest.window.replace(window) != window {
-            guest.begun.set(0);
-            guest.most.set(under_way);
-            guest.counts.set(false);
+            guest.next_window(under_way);
         }
-        let counts = guest.begun.get() >= SHALLOW_BUSY && guest.most.get() <= SHALLOW_MOST;
+        let counts = guest.begun.get() >= SHALLOW_BUSY && !guest.deep.get();
         match (guest.counts.replace(counts), counts) {
             (false, true) => self.shallow.set(self.shallow.get() + 1),
             (true, false) => self.shallow.set(self.shallow.get() - 1),
             _ => {}
         }
-        self.shallow.get().max(self.before.get()) > 0
+        if self.shallow.get().max(self.before.get()) == 0 {
+            Share::All
+        } else if guest.deep.get() {
+            Share::Beside
+        } else {
+            Share::Few
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Share::{self, All, Beside, Few};
     use super::{CROWD_WINDOW, Crowd, Guest, Nanos, SHALLOW_BUSY, SHALLOW_BYTES, SHALLOW_MOST};
 
-    /// Begins so many in the window, each with `under_way`; what it then sees.
-    fn ask(crowd: &Crowd, guest: &Guest, window: u64, begun: usize, under_way: usize) -> bool {
+    const BESIDE: usize = 2;
+
+    fn allowed(share: Share) -> usize {
+        match share {
+            All => usize::MAX,
+            Few => SHALLOW_MOST + 1,
+            Beside => BESIDE,
+        }
+    }
+
+    /// Begins so many in the window, of so many bytes, each with as many under way as it may have
+    /// of those that it wants; what it may have then.
+    fn asks(
+        crowd: &Crowd,
+        guest: &Guest,
+        window: u64,
+        requests: (usize, usize),
+        want: usize,
+    ) -> Share {
         let now = Nanos(CROWD_WINDOW.0 * window);
-        crowd.has_shallow(now, guest, under_way);
-        (0..begun).for_each(|_| guest.begins(SHALLOW_BYTES, under_way));
-        crowd.has_shallow(now, guest, under_way)
+        let (begun, bytes) = requests;
+        for _ in 0..begun {
+            let most = allowed(crowd.share(now, guest, 0));
+            guest.begins(bytes, want.min(most), most);
+        }
+        crowd.share(now, guest, 0)
+    }
+
+    /// The same with small requests, more than make one busy.
+    fn ask(crowd: &Crowd, guest: &Guest, window: u64, want: usize) -> Share {
+        asks(crowd, guest, window, (SHALLOW_BUSY, SHALLOW_BYTES), want)
     }
 
     #[test]
     fn only_busy_clients_of_few_requests_at_once_make_others_wait() {
         let (crowd, deep, other, large): (Crowd, Guest, Guest, Guest) = Default::default();
-        let sees = |window| ask(&crowd, &deep, window, 100, SHALLOW_MOST + 1);
-        assert!(!sees(0));
-        // Too seldom, too many at once.
-        assert!(!ask(&crowd, &other, 0, SHALLOW_BUSY - 1, 1) && !sees(0));
-        assert!(!ask(&crowd, &other, 1, SHALLOW_BUSY, SHALLOW_MOST + 1) && !sees(1));
-        // Too large.
-        ask(&crowd, &large, 1, 0, 0);
-        (0..SHALLOW_BUSY).for_each(|_| large.begins(SHALLOW_BYTES + 1, 1));
-        assert!(!ask(&crowd, &large, 1, SHALLOW_BUSY - 1, 1) && !sees(1));
-        // Seen at once, in the next window, and no longer.
-        assert!(ask(&crowd, &other, 2, SHALLOW_BUSY, SHALLOW_MOST) && sees(2) && sees(3));
-        assert!(!sees(4));
-        assert!(ask(&crowd, &other, 5, SHALLOW_BUSY, 1));
-        assert!(!sees(7));
+        let sees = |window| ask(&crowd, &deep, window, SHALLOW_MOST + 1);
+        assert_eq!(sees(0), All);
+        // Too seldom, too many at once, too large.
+        asks(&crowd, &other, 0, (SHALLOW_BUSY - 1, SHALLOW_BYTES), 1);
+        assert_eq!(sees(0), All);
+        assert_eq!((ask(&crowd, &other, 1, SHALLOW_MOST + 1), sees(1)), (All, All));
+        asks(&crowd, &large, 1, (SHALLOW_BUSY, SHALLOW_BYTES + 1), 1);
+        asks(&crowd, &large, 1, (SHALLOW_BUSY - 1, SHALLOW_BYTES), 1);
+        assert_eq!(sees(1), All);
+        // Known as one of few requests at once after a window, then seen at once, in the next
+        // window, and no longer.
+        assert_eq!((ask(&crowd, &other, 2, 1), sees(2)), (All, All));
+        assert_eq!((ask(&crowd, &other, 3, SHALLOW_MOST), sees(3)), (Few, Beside));
+        assert_eq!((sees(4), sees(5)), (Beside, All));
         // One that becomes deep does not count any more.
-        assert!(ask(&crowd, &other, 9, SHALLOW_BUSY, 1) && sees(9));
-        assert!(!ask(&crowd, &other, 9, 1, SHALLOW_MOST + 1) && !sees(9));
+        assert_eq!((ask(&crowd, &other, 9, 1), sees(9)), (Few, Beside));
+        assert_eq!((ask(&crowd, &other, 9, SHALLOW_MOST + 1), sees(9)), (All, All));
+    }
+
+    #[test]
+    fn who_is_held_back_neither_counts_as_shallow_nor_stays_held_back() {
+        let (crowd, deep, other): (Crowd, Guest, Guest) = Default::default();
+        assert_eq!(ask(&crowd, &deep, 0, 100), All);
+        for window in 1..10 {
+            assert_eq!(ask(&crowd, &other, window, 1), Few);
+            assert_eq!(ask(&crowd, &deep, window, 100), Beside);
+        }
+        // Of the last window in which the other was busy.
+        assert_eq!(ask(&crowd, &deep, 10, 100), Beside);
+        for window in 11..20 {
+            assert_eq!(ask(&crowd, &deep, window, 100), All);
+        }
+    }
+
+    #[test]
+    fn who_was_deep_is_shallow_once_it_asks_for_less_than_it_may() {
+        let (crowd, was_deep, other): (Crowd, Guest, Guest) = Default::default();
+        ask(&crowd, &was_deep, 0, 100);
+        assert_eq!(ask(&crowd, &other, 1, 1), Few);
+        // It would have had more than one, and shows it in the window after that.
+        assert_eq!(ask(&crowd, &was_deep, 1, BESIDE - 1), Beside);
+        assert_eq!(ask(&crowd, &was_deep, 2, BESIDE - 1), Few);
+        assert_eq!(ask(&crowd, &was_deep, 3, SHALLOW_MOST), Few);
+    }
+
+    #[test]
+    fn a_newcomer_is_known_before_it_is_in_the_way() {
+        let (crowd, new, other): (Crowd, Guest, Guest) = Default::default();
+        ask(&crowd, &other, 0, 1);
+        let now = Nanos(0);
+        assert_eq!(crowd.share(now, &new, 0), Few);
+        new.begins(SHALLOW_BYTES, SHALLOW_MOST + 1, SHALLOW_MOST + 1);
+        assert_eq!(crowd.share(now, &new, SHALLOW_MOST + 1), Beside);
     }
 }

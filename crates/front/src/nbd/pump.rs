@@ -14,12 +14,12 @@
 //!
 //! Absent: sockets, and what requests mean.
 
-use super::crowd::{Crowd, Guest};
+use super::crowd::{Crowd, Guest, Share};
 use super::fence::{Fence, Running};
 use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
 use super::session::{End, Event, Open, Refused, Request, Room, Session, Why};
-use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX};
+use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, SHALLOW_MOST};
 use atoll_world::many::Many;
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
@@ -585,10 +585,13 @@ where
     fn understand(&self, session: &mut Session) -> Result<Option<usize>, End> {
         let limits = &self.shared.limits;
         let under_way = self.requests.borrow().len();
-        let crowded =
-            self.shared.crowd.has_shallow(self.shared.world.now(), &self.guest, under_way);
-        let beside = limits.requests.min(limits.requests_beside);
-        self.share.set(if crowded { beside } else { limits.requests });
+        let now = self.shared.world.now();
+        let most = match self.shared.crowd.share(now, &self.guest, under_way) {
+            Share::All => limits.requests,
+            Share::Few => SHALLOW_MOST + 1,
+            Share::Beside => limits.requests_beside,
+        };
+        self.share.set(most.min(limits.requests));
         loop {
             let mut out = self.out.borrow_mut();
             let before = out.replies();
@@ -607,7 +610,7 @@ where
                     let bytes = request.charge;
                     let mut requests = self.requests.borrow_mut();
                     requests.push((self.start)(request, running));
-                    self.guest.begins(bytes, requests.len());
+                    self.guest.begins(bytes, requests.len(), self.share.get());
                 }
                 Event::More => {
                     let arriving = session.arriving();
