@@ -13,6 +13,7 @@ mod shard;
 mod stream;
 mod tcp;
 mod timers;
+mod trial;
 mod uring;
 mod vigil;
 

@@ -9,16 +9,17 @@
 //!
 //! A shard that works on many requests, or large ones, sleeps as soon as it has nothing to do:
 //! each waking then serves several of them or is little beside the copying, and whoever they are
-//! for can use the processor.
+//! for can use the processor. So does one for which looking does not pay: see `trial`.
 //!
 //! Invariants: nothing to do for longer than the window means asleep; events further apart than
 //! the longest window, peers that have nothing for a disk, and more than [`AWAKE_BYTES`] under way
 //! keep nobody awake.
 
 use crate::limits::{AWAKE_BYTES, AWAKE_EACH, AWAKE_MAX, AWAKE_MIN};
+use crate::trial::Trial;
 use crate::{idle, now, uring};
 use atoll_world::Nanos;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
@@ -33,11 +34,14 @@ struct Vigil {
     asleep: Cell<Option<Waker>>,
     /// What is under way, in bytes.
     load: Cell<usize>,
+    trial: RefCell<Trial>,
 }
 
 impl Vigil {
     fn is_wanted(&self) -> bool {
-        self.window.get() > Nanos::ZERO && self.load.get() <= AWAKE_BYTES
+        self.window.get() > Nanos::ZERO
+            && self.load.get() <= AWAKE_BYTES
+            && self.trial.borrow().looks()
     }
 }
 
@@ -48,6 +52,7 @@ thread_local! {
         max: Cell::new(AWAKE_MAX),
         asleep: Cell::new(None),
         load: Cell::new(0),
+        trial: RefCell::new(Trial::new()),
     } };
 }
 
@@ -85,14 +90,22 @@ pub(crate) fn stir() {
 
 /// One more request, of so many bytes, is under way.
 pub(crate) fn request_begins(bytes: usize) {
-    VIGIL.with(|vigil| vigil.load.set(vigil.load.get() + bytes + AWAKE_EACH));
+    VIGIL.with(|vigil| {
+        let load = vigil.load.get() + bytes + AWAKE_EACH;
+        vigil.load.set(load);
+        if load > AWAKE_BYTES {
+            vigil.trial.borrow_mut().spoil();
+        }
+    });
 }
 
 /// One of so many has ended.
 pub(crate) fn request_ends(bytes: usize) {
     // The thread may be ending, and its vigil gone.
-    let _ =
-        VIGIL.try_with(|vigil| vigil.load.set(vigil.load.get().saturating_sub(bytes + AWAKE_EACH)));
+    let _ = VIGIL.try_with(|vigil| {
+        vigil.load.set(vigil.load.get().saturating_sub(bytes + AWAKE_EACH));
+        vigil.trial.borrow_mut().ends(vigil.last.get());
+    });
 }
 
 /// The task that keeps its shard awake. Never ends.
