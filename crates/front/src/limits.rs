@@ -43,6 +43,8 @@ pub const CROWD_WINDOW: Nanos = Nanos::from_ms(50);
 pub const SHALLOW_BUSY: usize = 8;
 /// Requests under way at once that are few.
 pub const SHALLOW_MOST: usize = 4;
+/// What [`Limits::requests_beside`] grows to at most.
+pub const BESIDE_MOST: usize = 256;
 /// Larger ones are not counted: who copies a disk in large pieces, a few at a time, is in no hurry.
 pub const SHALLOW_BYTES: usize = 64 << 10;
 /// Parts of one request, split at the volume's `max_len`, that run at once.
@@ -59,8 +61,9 @@ pub struct Limits {
     pub options: u32,
     /// Requests of one connection that are received and not yet answered.
     pub requests: usize,
-    /// The same, if it is less, of a connection that has many under way, while another client, with
-    /// few small requests at once, is busy: see `nbd::crowd`.
+    /// The same, at least, of a connection that has many under way, while another client, with few
+    /// small requests at once, is busy: see `nbd::crowd`. More if that one does not feel it: see
+    /// `nbd::beside`.
     pub requests_beside: usize,
     /// Bytes of data that one connection's requests hold, until their answers are sent.
     pub connection_bytes: usize,

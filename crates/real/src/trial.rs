@@ -6,9 +6,9 @@
 //! of its time and not in others, compares how many requests ended, and does for a while what was
 //! better; looking has to be better by [`PAYS_PERCENT`], since it costs a processor.
 //!
-//! Slices are chosen by chance: hosts whose requests wait for each other try at the same time. They
-//! are long: the kernel takes some time to bring two that wake each other to one processor, and a
-//! hypervisor stops those that use more than they should once in a tenth of a second.
+//! Slices are long, and the first after a change does not count: the kernel takes some time to find
+//! the processors for two that wake each other, and a hypervisor stops those that use more than
+//! they should once in a tenth of a second.
 
 use atoll_world::Nanos;
 
@@ -31,7 +31,7 @@ pub(crate) struct Trial {
     began: Nanos,
     /// Requests that have ended since.
     ended: u64,
-    /// Nobody would have looked in this slice anyway.
+    /// Nobody would have looked in this slice anyway, or it is the first after a change.
     spoilt: bool,
     /// Of this trial: without looking, and with.
     tried: [Tried; 2],
@@ -87,17 +87,18 @@ impl Trial {
             tried.ended += self.ended;
             tried.took += took;
         }
-        (self.began, self.ended, self.spoilt) = (now, 0, false);
         let [without, with] = self.tried;
+        let looked = self.looks;
         self.looks = match (without.slices < SLICES, with.slices < SLICES) {
-            (true, true) => is_odd(now),
-            (wants_without, wants_with) if wants_without || wants_with => wants_with,
-            _ => {
+            (true, true) => looked,
+            (false, false) => {
                 self.decided = true;
                 self.tried = [Tried::NOTHING; 2];
                 with.rate() * 100 > without.rate() * PAYS_PERCENT
             }
+            (_, wants_with) => wants_with,
         };
+        (self.began, self.ended, self.spoilt) = (now, 0, self.looks != looked);
     }
 }
 
@@ -110,14 +111,9 @@ impl Tried {
     }
 }
 
-/// Chance enough: the last bits of when something happened.
-fn is_odd(now: Nanos) -> bool {
-    now.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 1
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{SLICE_MOST, Trial, VERDICT};
+    use super::{SLICE, SLICE_MOST, Trial, VERDICT};
     use atoll_world::Nanos;
 
     /// One request after the other, each as long as `takes` says, for three verdicts' time. Which
@@ -174,6 +170,25 @@ mod tests {
                 return us(10_000);
             }
             us(34)
+        });
+        assert!(share < 0.1, "{share}");
+    }
+
+    #[test]
+    fn what_a_change_costs_at_first_is_not_counted() {
+        let (mut before, mut since) = (true, Nanos::ZERO);
+        let share = share_of(&mut Trial::new(), |looks, now| {
+            if std::mem::replace(&mut before, looks) != looks {
+                since = now;
+            }
+            let fresh = now.since(since) < SLICE;
+            us(if looks {
+                36
+            } else if fresh {
+                60
+            } else {
+                34
+            })
         });
         assert!(share < 0.1, "{share}");
     }

@@ -2,8 +2,8 @@
 //!
 //! A disk answers a single request sooner the fewer others it has, and a client that always waits
 //! for one answer before it asks again feels every one of them. While such clients are busy, those
-//! that keep many requests under way may have only [`Limits::requests_beside`] each, and the rest
-//! waits in their sockets. Who asks seldom holds up nobody.
+//! that keep many requests under way may have only few each, from [`Limits::requests_beside`] on as
+//! `beside` finds out, and the rest waits in their sockets. Who asks seldom holds up nobody.
 //!
 //! Time is cut into windows. A connection is deep from the moment on in which it has more than
 //! [`SHALLOW_MOST`] requests under way, until a window has passed in which it could have had more
@@ -16,17 +16,20 @@
 //!
 //! [`Limits::requests_beside`]: crate::limits::Limits::requests_beside
 
+use super::beside::Beside;
 use crate::limits::{CROWD_WINDOW, SHALLOW_BUSY, SHALLOW_BYTES, SHALLOW_MOST};
 use atoll_world::Nanos;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 /// The connections of one server.
-#[derive(Default)]
 pub(super) struct Crowd {
     window: Cell<u64>,
     shallow: Cell<usize>,
     /// How many there were in the window before.
     before: Cell<usize>,
+    /// The last window in which a deep one was held back.
+    held: Cell<u64>,
+    beside: RefCell<Beside>,
 }
 
 /// One of them.
@@ -42,17 +45,6 @@ pub(super) struct Guest {
     /// It had all that it was allowed.
     held: Cell<bool>,
     counts: Cell<bool>,
-}
-
-/// How many requests a connection may have under way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Share {
-    /// Nobody is in its way.
-    All,
-    /// Somebody shallow is busy: so many as show whether it is deep.
-    Few,
-    /// The same, and it is deep.
-    Beside,
 }
 
 impl Guest {
@@ -82,8 +74,31 @@ impl Guest {
 }
 
 impl Crowd {
-    /// `guest`, with so many requests under way, looks how many it may have.
-    pub(super) fn share(&self, now: Nanos, guest: &Guest, under_way: usize) -> Share {
+    /// Of connections that may have at least so many requests under way beside shallow ones.
+    pub(super) fn new(beside: usize) -> Self {
+        Self {
+            window: Cell::new(0),
+            shallow: Cell::new(0),
+            before: Cell::new(0),
+            held: Cell::new(0),
+            beside: RefCell::new(Beside::new(beside)),
+        }
+    }
+
+    /// Whether `guest` is shallow and busy, and others are held back for it: how long its small
+    /// requests take is to be told.
+    pub(super) fn wants_times(&self, guest: &Guest) -> bool {
+        guest.counts.get() && self.held.get() + 1 >= self.window.get()
+    }
+
+    /// A small request, a write or a read, of such a guest has ended.
+    pub(super) fn took(&self, begun: Nanos, now: Nanos, writes: bool) {
+        self.beside.borrow_mut().ended(begun, now, writes);
+    }
+
+    /// `guest`, with so many requests under way, looks how many it may have, if there is a bound:
+    /// so many as show whether it is deep, or, if it is, as many as others do not feel.
+    pub(super) fn share(&self, now: Nanos, guest: &Guest, under_way: usize) -> Option<usize> {
         // Zero is before all windows.
         let window = now.0 / CROWD_WINDOW.0 + 1;
         let last = self.window.replace(window);
@@ -101,27 +116,29 @@ impl Crowd {
             _ => {}
         }
         if self.shallow.get().max(self.before.get()) == 0 {
-            Share::All
-        } else if guest.deep.get() {
-            Share::Beside
-        } else {
-            Share::Few
+            return None;
         }
+        if !guest.deep.get() {
+            return Some(SHALLOW_MOST + 1);
+        }
+        self.held.set(window);
+        Some(self.beside.borrow().bound())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Share::{self, All, Beside, Few};
     use super::{CROWD_WINDOW, Crowd, Guest, Nanos, SHALLOW_BUSY, SHALLOW_BYTES, SHALLOW_MOST};
 
     const BESIDE: usize = 2;
+    /// What somebody may have.
+    const ALL: Option<usize> = None;
+    const FEW_SHOW: Option<usize> = Some(SHALLOW_MOST + 1);
+    const HELD: Option<usize> = Some(BESIDE);
 
-    fn allowed(share: Share) -> usize {
-        match share {
-            All => usize::MAX,
-            Few => SHALLOW_MOST + 1,
-            Beside => BESIDE,
+    impl Default for Crowd {
+        fn default() -> Self {
+            Self::new(BESIDE)
         }
     }
 
@@ -133,18 +150,18 @@ mod tests {
         window: u64,
         requests: (usize, usize),
         want: usize,
-    ) -> Share {
+    ) -> Option<usize> {
         let now = Nanos(CROWD_WINDOW.0 * window);
         let (begun, bytes) = requests;
         for _ in 0..begun {
-            let most = allowed(crowd.share(now, guest, 0));
+            let most = crowd.share(now, guest, 0).unwrap_or(usize::MAX);
             guest.begins(bytes, want.min(most), most);
         }
         crowd.share(now, guest, 0)
     }
 
     /// The same with small requests, more than make one busy.
-    fn ask(crowd: &Crowd, guest: &Guest, window: u64, want: usize) -> Share {
+    fn ask(crowd: &Crowd, guest: &Guest, window: u64, want: usize) -> Option<usize> {
         asks(crowd, guest, window, (SHALLOW_BUSY, SHALLOW_BYTES), want)
     }
 
@@ -152,36 +169,36 @@ mod tests {
     fn only_busy_clients_of_few_requests_at_once_make_others_wait() {
         let (crowd, deep, other, large): (Crowd, Guest, Guest, Guest) = Default::default();
         let sees = |window| ask(&crowd, &deep, window, SHALLOW_MOST + 1);
-        assert_eq!(sees(0), All);
+        assert_eq!(sees(0), ALL);
         // Too seldom, too many at once, too large.
         asks(&crowd, &other, 0, (SHALLOW_BUSY - 1, SHALLOW_BYTES), 1);
-        assert_eq!(sees(0), All);
-        assert_eq!((ask(&crowd, &other, 1, SHALLOW_MOST + 1), sees(1)), (All, All));
+        assert_eq!(sees(0), ALL);
+        assert_eq!((ask(&crowd, &other, 1, SHALLOW_MOST + 1), sees(1)), (ALL, ALL));
         asks(&crowd, &large, 1, (SHALLOW_BUSY, SHALLOW_BYTES + 1), 1);
         asks(&crowd, &large, 1, (SHALLOW_BUSY - 1, SHALLOW_BYTES), 1);
-        assert_eq!(sees(1), All);
+        assert_eq!(sees(1), ALL);
         // Known as one of few requests at once after a window, then seen at once, in the next
         // window, and no longer.
-        assert_eq!((ask(&crowd, &other, 2, 1), sees(2)), (All, All));
-        assert_eq!((ask(&crowd, &other, 3, SHALLOW_MOST), sees(3)), (Few, Beside));
-        assert_eq!((sees(4), sees(5)), (Beside, All));
+        assert_eq!((ask(&crowd, &other, 2, 1), sees(2)), (ALL, ALL));
+        assert_eq!((ask(&crowd, &other, 3, SHALLOW_MOST), sees(3)), (FEW_SHOW, HELD));
+        assert_eq!((sees(4), sees(5)), (HELD, ALL));
         // One that becomes deep does not count any more.
-        assert_eq!((ask(&crowd, &other, 9, 1), sees(9)), (Few, Beside));
-        assert_eq!((ask(&crowd, &other, 9, SHALLOW_MOST + 1), sees(9)), (All, All));
+        assert_eq!((ask(&crowd, &other, 9, 1), sees(9)), (FEW_SHOW, HELD));
+        assert_eq!((ask(&crowd, &other, 9, SHALLOW_MOST + 1), sees(9)), (ALL, ALL));
     }
 
     #[test]
     fn who_is_held_back_neither_counts_as_shallow_nor_stays_held_back() {
         let (crowd, deep, other): (Crowd, Guest, Guest) = Default::default();
-        assert_eq!(ask(&crowd, &deep, 0, 100), All);
+        assert_eq!(ask(&crowd, &deep, 0, 100), ALL);
         for window in 1..10 {
-            assert_eq!(ask(&crowd, &other, window, 1), Few);
-            assert_eq!(ask(&crowd, &deep, window, 100), Beside);
+            assert_eq!(ask(&crowd, &other, window, 1), FEW_SHOW);
+            assert_eq!(ask(&crowd, &deep, window, 100), HELD);
         }
         // Of the last window in which the other was busy.
-        assert_eq!(ask(&crowd, &deep, 10, 100), Beside);
+        assert_eq!(ask(&crowd, &deep, 10, 100), HELD);
         for window in 11..20 {
-            assert_eq!(ask(&crowd, &deep, window, 100), All);
+            assert_eq!(ask(&crowd, &deep, window, 100), ALL);
         }
     }
 
@@ -189,11 +206,11 @@ mod tests {
     fn who_was_deep_is_shallow_once_it_asks_for_less_than_it_may() {
         let (crowd, was_deep, other): (Crowd, Guest, Guest) = Default::default();
         ask(&crowd, &was_deep, 0, 100);
-        assert_eq!(ask(&crowd, &other, 1, 1), Few);
+        assert_eq!(ask(&crowd, &other, 1, 1), FEW_SHOW);
         // It would have had more than one, and shows it in the window after that.
-        assert_eq!(ask(&crowd, &was_deep, 1, BESIDE - 1), Beside);
-        assert_eq!(ask(&crowd, &was_deep, 2, BESIDE - 1), Few);
-        assert_eq!(ask(&crowd, &was_deep, 3, SHALLOW_MOST), Few);
+        assert_eq!(ask(&crowd, &was_deep, 1, BESIDE - 1), HELD);
+        assert_eq!(ask(&crowd, &was_deep, 2, BESIDE - 1), FEW_SHOW);
+        assert_eq!(ask(&crowd, &was_deep, 3, SHALLOW_MOST), FEW_SHOW);
     }
 
     #[test]
@@ -201,8 +218,8 @@ mod tests {
         let (crowd, new, other): (Crowd, Guest, Guest) = Default::default();
         ask(&crowd, &other, 0, 1);
         let now = Nanos(0);
-        assert_eq!(crowd.share(now, &new, 0), Few);
+        assert_eq!(crowd.share(now, &new, 0), FEW_SHOW);
         new.begins(SHALLOW_BYTES, SHALLOW_MOST + 1, SHALLOW_MOST + 1);
-        assert_eq!(crowd.share(now, &new, SHALLOW_MOST + 1), Beside);
+        assert_eq!(crowd.share(now, &new, SHALLOW_MOST + 1), HELD);
     }
 }

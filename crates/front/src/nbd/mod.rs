@@ -16,6 +16,7 @@
 //!
 //! Absent: TLS and extended headers (refused as the protocol says), oldstyle, and caching.
 
+mod beside;
 mod codec;
 mod crowd;
 mod fence;

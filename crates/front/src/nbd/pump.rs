@@ -14,12 +14,12 @@
 //!
 //! Absent: sockets, and what requests mean.
 
-use super::crowd::{Crowd, Guest, Share};
+use super::crowd::{Crowd, Guest};
 use super::fence::{Fence, Running};
 use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
-use super::session::{End, Event, Open, Refused, Request, Room, Session, Why};
-use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, SHALLOW_MOST};
+use super::session::{End, Event, Op, Open, Refused, Request, Room, Session, Why};
+use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, SHALLOW_BYTES};
 use atoll_world::many::Many;
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
@@ -125,7 +125,7 @@ impl<W: World, V: Volumes> Server<W, V> {
             bytes: Cell::new(0),
             freed: Notify::default(),
             fences: RefCell::default(),
-            crowd: Crowd::default(),
+            crowd: Crowd::new(limits.requests_beside),
             stopping: Cell::new(None),
             changed: Notify::default(),
             stats: RefCell::default(),
@@ -203,6 +203,16 @@ impl<W: World> Drop for UnderWay<W> {
     }
 }
 
+/// Whether a small request writes or reads; nothing for others.
+fn small_change(request: &Request) -> Option<bool> {
+    match request.op {
+        _ if request.charge > SHALLOW_BYTES => None,
+        Op::Write { .. } => Some(true),
+        Op::Read { .. } => Some(false),
+        _ => None,
+    }
+}
+
 /// One of the connections that are allowed.
 struct Slot<'a, W, V>(&'a Shared<W, V>);
 
@@ -243,10 +253,15 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     held: Held { shared: self, bytes: Cell::new(0) },
                     replies: session.replies(),
                     fence,
-                    start: |request: Request, running| {
+                    start: |request: Request, running, timed: Option<Nanos>| {
                         let under_way = UnderWay::begin(&self.world, request.charge);
-                        run::run(&self.world, &volume, request, running)
-                            .inspect(|_| drop(under_way))
+                        let timed = timed.and_then(|begun| Some((begun, small_change(&request)?)));
+                        run::run(&self.world, &volume, request, running).inspect(move |_| {
+                            drop(under_way);
+                            if let Some((begun, writes)) = timed {
+                                self.crowd.took(begun, self.world.now(), writes);
+                            }
+                        })
                     },
                     requests: RefCell::default(),
                     out: RefCell::new(out),
@@ -442,7 +457,7 @@ struct Transmission<'a, W, V, S, F> {
     held: Held<'a, W, V>,
     replies: Replies,
     fence: Fence,
-    /// Makes a future of a request.
+    /// Makes a future of a request; of one whose time is wanted with when it began.
     start: S,
     /// Requests under way; polled in [`Transmission::collect`] only.
     requests: RefCell<Many<F>>,
@@ -468,7 +483,7 @@ impl<W, V, S, F> Transmission<'_, W, V, S, F>
 where
     W: World,
     V: Volumes,
-    S: Fn(Request, Option<Running>) -> F,
+    S: Fn(Request, Option<Running>, Option<Nanos>) -> F,
     F: Future<Output = Done>,
 {
     async fn run(
@@ -586,12 +601,9 @@ where
         let limits = &self.shared.limits;
         let under_way = self.requests.borrow().len();
         let now = self.shared.world.now();
-        let most = match self.shared.crowd.share(now, &self.guest, under_way) {
-            Share::All => limits.requests,
-            Share::Few => SHALLOW_MOST + 1,
-            Share::Beside => limits.requests_beside,
-        };
-        self.share.set(most.min(limits.requests));
+        let bound = self.shared.crowd.share(now, &self.guest, under_way);
+        self.share.set(bound.map_or(limits.requests, |bound| bound.min(limits.requests)));
+        let timed = self.shared.crowd.wants_times(&self.guest).then_some(now);
         loop {
             let mut out = self.out.borrow_mut();
             let before = out.replies();
@@ -609,7 +621,7 @@ where
                     let running = run::start(&self.fence, &request);
                     let bytes = request.charge;
                     let mut requests = self.requests.borrow_mut();
-                    requests.push((self.start)(request, running));
+                    requests.push((self.start)(request, running, timed));
                     self.guest.begins(bytes, requests.len(), self.share.get());
                 }
                 Event::More => {
