@@ -4,8 +4,9 @@
 //! machine of two cores, dozens on one whose disk answers many requests at once. So the bound is
 //! found by trying. At the least bound the mean latency of reads and of writes is measured; from
 //! there the bound grows, step by step, as long as hardly any request of shallow clients takes
-//! [`HARM_TENTHS`] of that. When more do it is halved and left alone for a pause, twice as long each
-//! time, so that trying is not felt either. From time to time all of it begins at the least bound.
+//! [`HARM_TENTHS`] of that. When more do it is halved and left alone for a pause, twice as long
+//! each time, so that trying is not felt either. From time to time all of it begins at the least
+//! bound.
 //!
 //! The idea is that of congestion control by delay (TCP Vegas, Brakmo and Peterson 1995; the
 //! measurements at a low bound are those of BBR, Cardwell et al. 2016).
@@ -41,6 +42,8 @@ pub(super) struct Beside {
     /// Reads and writes of this phase.
     seen: [Seen; 2],
     slow: u32,
+    /// Those of a kind that has no mean.
+    unknown: u32,
     /// The mean of each at the least bound, if it is known, and until when it counts.
     means: [Option<Nanos>; 2],
     mean_until: Nanos,
@@ -79,6 +82,7 @@ impl Beside {
             since: Nanos::ZERO,
             seen: Default::default(),
             slow: 0,
+            unknown: 0,
             means: [None; 2],
             mean_until: Nanos::ZERO,
             failed: 0,
@@ -112,7 +116,14 @@ impl Beside {
             }
             return;
         }
-        let Some(mean) = self.means[kind] else { return };
+        let Some(mean) = self.means[kind] else {
+            self.unknown += 1;
+            if self.unknown > 2 * SAMPLES_LEAST {
+                // They do something else now.
+                self.measure(now);
+            }
+            return;
+        };
         self.note(kind, took);
         self.slow += u32::from(took.0 * 10 > mean.0 * HARM_TENTHS);
         if self.slow > FEW + self.requests() / RARE {
@@ -145,11 +156,13 @@ impl Beside {
                 }
                 self.go(now, Phase::Try, self.bound + (self.bound / 4).max(1));
             }
-            _ => {
-                let then = self.bound.max(self.least + 1);
-                self.go(now, Phase::Mean { then }, self.least);
-            }
+            _ => self.measure(now),
         }
+    }
+
+    fn measure(&mut self, now: Nanos) {
+        let then = self.bound.max(self.least + 1);
+        self.go(now, Phase::Mean { then }, self.least);
     }
 
     fn go(&mut self, now: Nanos, phase: Phase, bound: usize) {
@@ -159,7 +172,7 @@ impl Beside {
     }
 
     fn count_anew(&mut self) {
-        (self.seen, self.slow) = Default::default();
+        (self.seen, self.slow, self.unknown) = Default::default();
     }
 
     fn note(&mut self, kind: usize, took: Nanos) {
@@ -201,6 +214,15 @@ mod tests {
         /// A shallow client that waits for each request, for so long; what a request takes depends
         /// on the bound and on chance, from 0 to 999. The bounds that its requests met, sorted.
         fn runs(&mut self, seconds: u64, takes_us: impl Fn(u64, u64) -> u64) -> Vec<usize> {
+            self.runs_kind(seconds, false, takes_us)
+        }
+
+        fn runs_kind(
+            &mut self,
+            seconds: u64,
+            writes: bool,
+            takes_us: impl Fn(u64, u64) -> u64,
+        ) -> Vec<usize> {
             let end = self.now + Nanos::from_secs(seconds);
             let mut bounds = Vec::new();
             while self.now < end {
@@ -208,7 +230,7 @@ mod tests {
                 let (begun, bound) = (self.now, self.beside.bound());
                 let takes = takes_us(bound as u64, (self.random >> 33) % 1000);
                 self.now += Nanos::from_us(takes);
-                self.beside.ended(begun, self.now, false);
+                self.beside.ended(begun, self.now, writes);
                 bounds.push(bound);
             }
             bounds.sort_unstable();
@@ -264,6 +286,16 @@ mod tests {
         assert!(part(&bounds, 90) >= 16);
         machine.runs(1, |bound, chance| 80 + bound * chance / 10);
         let bounds = machine.runs(1, |bound, chance| 80 + bound * chance / 10);
+        assert!(part(&bounds, 90) <= 4, "{}", part(&bounds, 90));
+    }
+
+    #[test]
+    fn writes_are_looked_after_when_there_were_only_reads_before() {
+        let mut machine = Machine::new();
+        machine.runs(5, many_at_once);
+        assert!(machine.beside.bound() >= 8);
+        machine.runs_kind(1, true, |bound, chance| 80 + bound * chance / 10);
+        let bounds = machine.runs_kind(1, true, |bound, chance| 80 + bound * chance / 10);
         assert!(part(&bounds, 90) <= 4, "{}", part(&bounds, 90));
     }
 
