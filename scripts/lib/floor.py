@@ -35,8 +35,9 @@ BATCHES = (8, 16, 32)  # writes in one, at depth 32
 SUSTAINED_BATCHES = (8, 32)
 HOME_DEPTH = 16
 READ_SHARE = 0.7
-# Workload -> the depth of its reads, and sizes of a batch: at most what is left of the depth.
-MIXES = {"mix4k_qd32": (22, (4, 9)), "mix64k_qd16": (11, (4,))}
+# Workload -> its depth, and sizes of a batch: writes take longer, so most that are under way may be
+# writes.
+MIXES = {"mix4k_qd32": (32, (8, 16, 32)), "mix64k_qd16": (16, (4, 8, 16))}
 CEILING = 1.25  # rates are looked for up to so many times what the raw file does
 KEPT = 0.97  # of a rate that was asked for: it was kept up with
 OVERTIME_S = 60
