@@ -385,6 +385,50 @@ fn who_has_many_requests_under_way_leaves_room_for_who_waits_for_each() {
     });
 }
 
+#[test]
+fn who_has_many_under_way_gets_more_where_others_do_not_feel_it() {
+    /// Most requests of the deep client that were begun while one of the shallow client ran; if they
+    /// are felt, more than a few make all of them take three times as long.
+    async fn most_at_once(felt: bool) -> u64 {
+        let bench = Bench::new(Limits::default());
+        bench.delay.set(Nanos::from_ms(1));
+        let (mut deep, mut shallow) = (bench.using().await, bench.using().await);
+        let deep_runs = async {
+            for cookie in 0..100 {
+                deep.write(cookie, cookie * 512, &[1; 512]).await;
+            }
+            loop {
+                let (cookie, _) = deep.answer().await;
+                deep.write(cookie, cookie * 512, &[1; 512]).await;
+            }
+        };
+        let shallow_runs = async {
+            let mut most = 0;
+            for cookie in 0..8_000 {
+                let before = bench.server.stats().requests;
+                shallow.read(cookie, 0, 0x200).await;
+                shallow.answer().await;
+                shallow.take::<512>().await;
+                let beside = bench.server.stats().requests - before - 1;
+                if cookie > 1_000 {
+                    most = most.max(beside);
+                }
+                bench.delay.set(Nanos::from_ms(if felt && beside > 8 { 3 } else { 1 }));
+            }
+            most
+        };
+        tokio::select! {
+            most = shallow_runs => most,
+            () = deep_runs => unreachable!(),
+        }
+    }
+    run(async {
+        let (unfelt, felt) = (most_at_once(false).await, most_at_once(true).await);
+        assert!(unfelt >= 32, "{unfelt} at once");
+        assert!(felt <= 16, "{felt} at once");
+    });
+}
+
 /// A stream of which one read takes no more than a request without data; notes what happens.
 struct Noting<T>(T, Rc<RefCell<String>>);
 

@@ -45,6 +45,8 @@ pub(super) struct Guest {
     /// It had all that it was allowed.
     held: Cell<bool>,
     counts: Cell<bool>,
+    /// It did in the window in which it asked before.
+    counted: Cell<bool>,
 }
 
 impl Guest {
@@ -68,7 +70,7 @@ impl Guest {
         self.begun.set(0);
         self.most.set(0);
         self.held.set(false);
-        self.counts.set(false);
+        self.counted.set(self.counts.replace(false));
         self.has(under_way);
     }
 }
@@ -88,7 +90,8 @@ impl Crowd {
     /// Whether `guest` is shallow and busy, and others are held back for it: how long its small
     /// requests take is to be told.
     pub(super) fn wants_times(&self, guest: &Guest) -> bool {
-        guest.counts.get() && self.held.get() + 1 >= self.window.get()
+        let is_shallow = guest.counts.get() || guest.counted.get() && !guest.deep.get();
+        is_shallow && self.held.get() + 1 >= self.window.get()
     }
 
     /// A small request, a write or a read, of such a guest has ended.
