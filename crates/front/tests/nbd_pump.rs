@@ -387,8 +387,8 @@ fn who_has_many_requests_under_way_leaves_room_for_who_waits_for_each() {
 
 #[test]
 fn who_has_many_under_way_gets_more_where_others_do_not_feel_it() {
-    /// Most requests of the deep client that were begun while one of the shallow client ran; if they
-    /// are felt, more than a few make all of them take three times as long.
+    /// Most requests of the deep client that were begun while one of the shallow client ran; if
+    /// they are felt, more than a few make all of them take three times as long.
     async fn most_at_once(felt: bool) -> u64 {
         let bench = Bench::new(Limits::default());
         bench.delay.set(Nanos::from_ms(1));
