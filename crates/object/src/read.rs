@@ -311,6 +311,37 @@ impl<W: World, S: Components> Owner<W, S> {
         let of = if mutant!("read.repairs_without_lock") { 999 } else { leg.index as u16 };
         let _guard = self.0.locks.lock_exclusive(of, range).await;
         let Some(target) = leg.member(slot) else { return false };
+        // Nobody reads what a shrink has left beyond the end, and no other copy need have it.
+        let is_beyond = range.chunk() >= self.0.record.borrow().leg_chunks(leg.index);
+        let good = match is_beyond {
+            true => Some((BlockTag::default(), None)),
+            false => self.good_copy(leg, slot, range).await,
+        };
+        let Some((tag, bytes)) = good else { return false };
+        let copy = Copy {
+            chunk: range.chunk(),
+            blocks: vec![CopyBlock { block, tag, bytes }],
+            only_if: None,
+            tickets: SetTickets::default(),
+        };
+        let (component, session) = (target.component, target.session);
+        let request = Request::CopyIn { component, session, copy };
+        let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
+        if reply.is_err() && !mutant!("read.late_repair_counts") {
+            // The copy may still arrive, and would then undo a newer write: the range stays
+            // locked until the member is in another session, or out (F10).
+            self.outdate(leg, &target).await;
+        }
+        matches!(reply, Ok(Reply::Copied(1)))
+    }
+
+    /// One block as a member of another slot has it.
+    async fn good_copy(
+        &self,
+        leg: &Rc<Leg>,
+        slot: u8,
+        range: BlockRange,
+    ) -> Option<(BlockTag, Option<Buf>)> {
         for source in self.readers(leg, range.chunk()) {
             if source.slot == slot {
                 continue;
@@ -319,24 +350,9 @@ impl<W: World, S: Components> Owner<W, S> {
             let reply = self.call(source.host, Lane::Bulk, request, READ_DEADLINE).await;
             let Ok(Reply::Blocks(blocks)) = reply else { continue };
             let Some(&tag) = blocks.tags.first() else { continue };
-            let bytes = (tag.state == BlockState::Raw).then(|| buf::join(&blocks.payload));
-            let copy = Copy {
-                chunk: range.chunk(),
-                blocks: vec![CopyBlock { block, tag, bytes }],
-                only_if: None,
-                tickets: SetTickets::default(),
-            };
-            let (component, session) = (target.component, target.session);
-            let request = Request::CopyIn { component, session, copy };
-            let reply = self.call(target.host, Lane::Bulk, request, READ_DEADLINE).await;
-            if reply.is_err() && !mutant!("read.late_repair_counts") {
-                // The copy may still arrive, and would then undo a newer write: the range stays
-                // locked until the member is in another session, or out (F10).
-                self.outdate(leg, &target).await;
-            }
-            return matches!(reply, Ok(Reply::Copied(1)));
+            return Some((tag, (tag.state == BlockState::Raw).then(|| buf::join(&blocks.payload))));
         }
-        false
+        None
     }
 
     /// Returns once messages of the member's present session are refused, or the owner has stopped.

@@ -92,11 +92,18 @@ fn as_lately() -> Options {
 }
 
 /// The same, of it.
-const LATELY: &[(u64, &str)] = &[(
-    1_795_547_891_357,
-    "all of a segment was home, and trimmed, before the header of the next was written: a crash \
-     then looked like a damaged log",
-)];
+const LATELY: &[(u64, &str)] = &[
+    (
+        1_795_547_891_357,
+        "all of a segment was home, and trimmed, before the header of the next was written: a \
+         crash then looked like a damaged log",
+    ),
+    (
+        771_000_929,
+        "a takeover asked a copy made after a shrink for what another kept beyond the end: the \
+         volume stayed without an owner",
+    ),
+];
 
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {
