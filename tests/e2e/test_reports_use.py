@@ -165,7 +165,13 @@ class Repeats(UsedTest):
         self.assertIn(self.cluster.cli(*again, host=2, check=False).returncode, (0, CONFLICT))
         wait_until("one volume", lambda: all(self.names(h) == ["v"] for h in (1, 2, 3)), 5)
         too_late("volume", "resize", "v", "128MiB")
-        self.cluster.cli("volume", "resize", "v", "128MiB", host=2)
+        again = ("volume", "resize", "v", "128MiB")  # the first may still be under way on host1
+        wait_until(
+            "the second resize to be done",
+            lambda: self.cluster.cli(*again, host=2, check=False).returncode == 0,
+            10,
+            0.5,
+        )
         self.assertEqual(sizes(), [128 << 20] * 3)
         with Client(self.cluster.nbd(3), "v") as client:
             self.assertEqual(client.size, 128 << 20)
