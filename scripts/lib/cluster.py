@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 
+import uri
 from process import CommandFailed, alive, end_pid, run, wait_until
 
 REST_S = 5.0  # without a block moved
@@ -147,7 +148,7 @@ class Cluster:
         return os.path.join(self.host_dir(host), "nbd.sock")
 
     def uri(self, host, volume):
-        return f"nbd+unix:///{volume}?socket={self.nbd(host)}"
+        return uri.nbd(self.nbd(host), volume)
 
     def log(self, host):
         return os.path.join(self.host_dir(host), "log")

@@ -8,6 +8,7 @@ only after its fsync has returned.
 import argparse
 import hashlib
 import os
+import shlex
 import sys
 import time
 
@@ -302,18 +303,18 @@ class Demo:
         s.line()
         self.timeline()
         if self.options.keep:
-            endpoint = f"unix:{self.cluster.api(1)}"
+            endpoint, directory = map(shlex.quote, (self.cluster.api(1), self.directory))
             s.line()
             s.line("The cluster still runs. To look at it:")
             for words in (
                 f"--endpoint {endpoint} status",
                 f"--endpoint {endpoint} volume placement {VOLUME}",
                 f"--endpoint {endpoint} events",
-                f"dev status --dir {self.directory}",
+                f"dev status --dir {directory}",
             ):
-                s.line(f"  {ATOLL} {words}")
+                s.line(f"  {shlex.quote(ATOLL)} {words}")
             s.line("To end it and remove its disks:")
-            s.line(f"  {ATOLL} dev stop --dir {self.directory} && rm -r {self.directory}")
+            s.line(f"  {shlex.quote(ATOLL)} dev stop --dir {directory} && rm -r {directory}")
         s.line()
         s.line("ok: every check held")
 

@@ -86,7 +86,7 @@ class Guest:
         )
         argv += "-nodefaults -no-user-config -display none -no-reboot -device virtio-serial".split()
         argv += ["-serial", f"file:{self.console}"]
-        argv += ["-chardev", f"socket,id=ledger,path={port},server=on,wait=off"]
+        argv += ["-chardev", f"socket,id=ledger,path={port.replace(',', ',,')},server=on,wait=off"]
         argv += ["-device", "virtserialport,chardev=ledger,name=atoll.ledger"]
         argv += ["-blockdev", json.dumps(disk)]
         argv += ["-device", "virtio-blk-pci,drive=root"]

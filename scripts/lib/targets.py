@@ -2,6 +2,7 @@
 
 import socket
 
+import uri
 from process import wait_until
 
 ANSWERS_S = 15
@@ -14,7 +15,7 @@ def file_targets(path):
 
 
 def nbd_target(socket_path):
-    return ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket_path}"]
+    return ["--ioengine=nbd", f"--uri={uri.nbd(socket_path)}"]
 
 
 def start_qemu_nbd(stack, socket_path, errors, image):

@@ -8,6 +8,8 @@
 use crate::envelope::{Item, List};
 use crate::limits::REPLY_MAX;
 use crate::problem::{Code, Problem};
+use crate::shell::quote;
+use crate::uri::{self, escape};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -32,16 +34,19 @@ pub enum Endpoint {
 
 impl FromStr for Endpoint {
     type Err = String;
-    /// `unix:///run/atoll/api.sock`, `/run/atoll/api.sock`, `http://127.0.0.2:8460`.
+    /// `unix:///run/atoll/api.sock`, `/run/atoll/api.sock`, `http://127.0.0.2:8460`. The first is a
+    /// URI: `%20` there is a blank. The second is a path, taken as it is.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| {
             Err(format!("'{text}' is not an endpoint: {why} (unix:///path, /path or http://h:p)"))
         };
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
-            return if path.starts_with('/') {
-                Ok(Self::Unix(path.into()))
-            } else {
-                bad("the path of a socket begins with '/'")
+            if !path.starts_with('/') {
+                return bad("the path of a socket begins with '/'");
+            }
+            return match uri::decode_path(path) {
+                Some(path) => Ok(Self::Unix(path)),
+                None => bad("a '%' in a URI is written %25; a path alone is taken as it is"),
             };
         }
         if text.starts_with('/') {
@@ -63,7 +68,7 @@ impl FromStr for Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Unix(path) => write!(f, "unix://{}", uri::path(path)),
             Self::Tcp(address) => write!(f, "http://{address}"),
         }
     }
@@ -107,11 +112,10 @@ impl Call {
 
     /// The same request as a command line of `curl`.
     pub fn to_curl(&self, endpoint: &Endpoint) -> String {
-        let quote = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
         let mut line = String::from("curl -sS");
         let url = match endpoint {
             Endpoint::Unix(path) => {
-                line += &format!(" --unix-socket {}", quote(&path.display().to_string()));
+                line += &format!(" --unix-socket {}", quote(path));
                 format!("http://localhost{}", self.target)
             }
             Endpoint::Tcp(address) => format!("http://{address}{}", self.target),
@@ -120,7 +124,7 @@ impl Call {
             line += &format!(" -X {}", self.method);
         }
         for (name, value) in &self.headers {
-            line += &format!(" -H {}", quote(&format!("{name}: {value}")));
+            line += &format!(" -H {}", quote(format!("{name}: {value}")));
         }
         if let Some(body) = &self.body {
             line += " -H 'Content-Type: application/json'";
@@ -350,22 +354,9 @@ impl Stream {
     }
 }
 
-/// `text` as one segment of a path or one value of a query.
-pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            escaped.push(char::from(byte));
-        } else {
-            escaped += &format!("%{byte:02X}");
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Call, Client, Endpoint, escape};
+    use super::{Call, Client, Endpoint};
     use crate::problem::Code;
     use hyper::Method;
     use std::time::Duration;
@@ -377,6 +368,13 @@ mod tests {
         assert_eq!(read("/run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
         assert_eq!(read("unix:///run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
         assert_eq!(read("unix:/run/a.sock"), Ok(Endpoint::Unix("/run/a.sock".into())));
+        assert_eq!(read("/a%20b"), Ok(Endpoint::Unix("/a%20b".into())));
+        assert_eq!(read("unix:///a%20b"), Ok(Endpoint::Unix("/a b".into())));
+        for path in ["/a b", "/a%20b", "/a#b?c;d&e+f", "/\u{e4}"] {
+            let endpoint = Endpoint::Unix(path.into());
+            assert!(endpoint.to_string().is_ascii(), "{endpoint}");
+            assert_eq!(read(&endpoint.to_string()), Ok(endpoint));
+        }
         assert_eq!(read("http://127.0.0.2:8460/"), Ok(Endpoint::Tcp("127.0.0.2:8460".into())));
         for bad in [
             "",
@@ -388,6 +386,9 @@ mod tests {
             "http://h:1/x",
             "https://h:1",
             "http://h:99999",
+            "unix:///a%2",
+            "unix:///a%00",
+            "unix:///a%zz",
         ] {
             assert!(read(bad).unwrap_err().contains("is not an endpoint"), "{bad}");
         }
@@ -401,10 +402,9 @@ mod tests {
             concat!(
                 "curl -sS --unix-socket '/run/a b.sock' -X POST -H 'if-match: 1' ",
                 "-H 'Content-Type: application/json' ",
-                r#"-d '"it'\''s"' 'http://localhost/api/v1/volumes'"#,
+                r#"-d '"it'\''s"' http://localhost/api/v1/volumes"#,
             )
         );
-        assert_eq!(escape("a/b c%\u{e9}"), "a%2Fb%20c%25%C3%A9");
     }
 
     /// A server that answers every connection with `reply`, or never if it is empty.

@@ -15,7 +15,9 @@ pub mod name;
 pub mod openapi;
 pub mod problem;
 pub mod routes;
+pub mod shell;
 pub mod types;
+pub mod uri;
 
 pub use client::{Client, Endpoint};
 pub use envelope::{Item, List, Named};

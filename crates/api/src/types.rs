@@ -396,7 +396,8 @@ pub struct Volume {
     pub revision: u64,
     /// Its load.
     pub io: Io,
-    /// How clients reach it on the host that answers: `nbd+unix:///name?socket=...`.
+    /// How clients reach it on the host that answers: `nbd+unix:///name?socket=...`, URIs
+    /// in which everything special is written as `%XX`.
     pub exports: Vec<String>,
 }
 

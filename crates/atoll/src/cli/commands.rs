@@ -6,10 +6,11 @@ use super::args::{
 };
 use super::out::{Failure, Format, Out, Row, Run};
 use super::{Context, args::Cli, profile, show};
-use atoll_api::client::{Call, escape};
+use atoll_api::client::Call;
 use atoll_api::envelope::List;
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{self, Level, TaskState};
+use atoll_api::uri::escape;
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::iec;
 use clap::CommandFactory;
@@ -48,7 +49,7 @@ impl Context {
             Some(host) => segment("host", &host),
             None => {
                 let cluster = self.client.item::<types::Cluster>(get("/cluster")).await?;
-                Ok(cluster.item.answered_by)
+                Ok(escape(&cluster.item.answered_by))
             }
         }
     }

@@ -3,7 +3,9 @@
 use super::host_dir;
 use crate::cli::args::DevStart;
 use crate::config::SOCKET_PATH_MAX;
-use atoll_api::{Code, Problem};
+use atoll_api::shell::quote;
+use atoll_api::uri::Nbd;
+use atoll_api::{Code, Endpoint, Problem};
 use atoll_format::units::iec;
 use rustix::fs::{Mode, OFlags};
 use std::fmt::Write;
@@ -42,6 +44,11 @@ pub struct HostPlan {
     pub disks: Vec<PathBuf>,
 }
 
+/// A path as a value in a configuration file.
+fn toml(path: &Path) -> String {
+    toml::Value::from(&*path.to_string_lossy()).to_string()
+}
+
 /// `dir` from the root on; it need not exist.
 pub fn absolute(dir: &Path) -> Result<PathBuf, Problem> {
     std::path::absolute(dir)
@@ -57,12 +64,11 @@ impl Plan {
         let dir =
             start.dir.as_deref().ok_or_else(|| Problem::new(Code::Usage, "--dir is missing"))?;
         let dir = absolute(dir)?;
-        if dir
-            .to_str()
-            .is_none_or(|text| text.contains(['"', '\\']) || text.contains(char::is_control))
-        {
-            let detail = "--dir: quotes, backslashes and control characters are not possible";
-            return Err(Problem::new(Code::BadValue, detail));
+        // It is written into configuration files, which are text.
+        if dir.to_str().is_none_or(|text| text.contains(char::is_control)) {
+            let shown = quote(&dir);
+            let detail = format!("--dir: {shown} has control characters or is not UTF-8");
+            return Err(Problem::new(Code::BadValue, detail).hint("choose another directory"));
         }
         let longest = dir.join("host16/nbd.sock");
         let len = longest.as_os_str().len();
@@ -150,9 +156,9 @@ impl Plan {
             let _ = writeln!(text, "  {}  {}  {}", host.name, host.endpoint(), host.nbd());
         }
         let first = &self.hosts[0];
-        let _ = writeln!(text, "next: export ATOLL_ENDPOINT={}", first.endpoint());
+        let _ = writeln!(text, "next: export ATOLL_ENDPOINT={}", quote(first.endpoint()));
         let _ = writeln!(text, "      atoll status; atoll volume create vm1 10G");
-        let _ = writeln!(text, "stop: atoll dev stop --dir {}", self.dir.display());
+        let _ = writeln!(text, "stop: atoll dev stop --dir {}", quote(&self.dir));
         text
     }
 
@@ -160,23 +166,25 @@ impl Plan {
     pub fn config(&self, host: &HostPlan) -> String {
         let mut text = format!(
             "# Written by atoll dev; written again at every start.\n\
-             [host]\nname = \"{name}\"\ndata_dir = \"{own}/data\"\n\n\
-             [network]\napi = \"{address}:{port}\"\napi_socket = \"{own}/api.sock\"\n\
+             [host]\nname = \"{name}\"\ndata_dir = {data}\n\n\
+             [network]\napi = \"{address}:{port}\"\napi_socket = {api}\n\
              peer = [\"{address}:{peer}\"]\n\n\
-             [directory]\nkind = \"embedded\"\nsocket = \"{directory}\"\n\n\
-             [frontends]\nnbd = {{ unix = \"{own}/nbd.sock\" }}\n",
+             [directory]\nkind = \"embedded\"\nsocket = {directory}\n\n\
+             [frontends]\nnbd = {{ unix = {nbd} }}\n",
             name = host.name,
-            own = host.dir.display(),
+            data = toml(&host.dir.join("data")),
+            api = toml(&host.api_socket()),
+            nbd = toml(&host.nbd_socket()),
             address = host.address,
             port = host.base_port,
             peer = host.base_port + 1,
-            directory = self.directory_socket().display(),
+            directory = toml(&self.directory_socket()),
         );
         if self.backend != "auto" {
             let _ = write!(text, "\n[io]\nbackend = \"{}\"\n", self.backend);
         }
         for disk in &host.disks {
-            let _ = write!(text, "\n[[group]]\ndisks = [\"{}\"]\n", disk.display());
+            let _ = write!(text, "\n[[group]]\ndisks = [{}]\n", toml(disk));
         }
         text
     }
@@ -204,7 +212,7 @@ impl Plan {
 impl HostPlan {
     /// Where its REST interface is.
     pub fn endpoint(&self) -> String {
-        format!("unix://{}", self.api_socket().display())
+        Endpoint::Unix(self.api_socket()).to_string()
     }
 
     /// Its Unix socket.
@@ -212,9 +220,14 @@ impl HostPlan {
         self.dir.join("api.sock")
     }
 
+    /// The socket where its volumes are exported.
+    fn nbd_socket(&self) -> PathBuf {
+        self.dir.join("nbd.sock")
+    }
+
     /// Where clients of its volumes connect.
     pub fn nbd(&self) -> String {
-        format!("nbd+unix:///VOLUME?socket={}/nbd.sock", self.dir.display())
+        Nbd::unix("VOLUME", self.nbd_socket()).to_string()
     }
 
     /// Its configuration file.
@@ -233,6 +246,8 @@ mod tests {
     use super::Plan;
     use crate::cli::args::DevStart;
     use crate::config::Config;
+    use atoll_api::Endpoint;
+    use atoll_api::uri::Nbd;
 
     fn start(dir: &str) -> DevStart {
         DevStart {
@@ -274,6 +289,31 @@ mod tests {
         assert!(why.contains("just below 16.0 TiB"), "{why}");
         let small = DevStart { disk_size: 1 << 20, ..start("/tmp/x") };
         assert!(Plan::new(&small).unwrap_err().detail.contains("not between 1.0 GiB"));
-        assert!(Plan::new(&start("/tmp/a\"b")).is_err());
+        assert!(Plan::new(&start("/tmp/a\nb")).is_err());
+    }
+
+    #[test]
+    fn special_names_are_escaped_quoted_and_read_back() {
+        let parent = tempfile::tempdir().unwrap();
+        for name in ["a b", "a%20b", "a#b", "a&b=c", "a?b;c+d,e", "\u{e4}\"'\\"] {
+            let plan = Plan::new(&start(parent.path().join(name).to_str().unwrap())).unwrap();
+            plan.make_dirs().unwrap();
+            let host = &plan.hosts[0];
+            std::fs::write(host.config_file(), plan.config(host)).unwrap();
+            let config = Config::load(&host.config_file(), []).unwrap();
+            let nbd: Nbd = host.nbd().parse().unwrap();
+            assert_eq!(nbd, Nbd::unix("VOLUME", config.nbd_socket.unwrap()));
+            assert_eq!(host.endpoint().parse().ok(), config.api_socket.map(Endpoint::Unix));
+            let summary = plan.summary();
+            let export = summary.lines().find_map(|line| line.strip_prefix("next: ")).unwrap();
+            let stop = summary.lines().find_map(|line| line.strip_prefix("stop: ")).unwrap();
+            let script = format!(
+                "atoll() {{ printf '%s\\n' \"$@\"; }}; {export}; {stop}; echo \"$ATOLL_ENDPOINT\""
+            );
+            let done = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            let dir = plan.dir.display();
+            let said = format!("dev\nstop\n--dir\n{dir}\n{}\n", host.endpoint());
+            assert_eq!(String::from_utf8(done.stdout).unwrap(), said);
+        }
     }
 }

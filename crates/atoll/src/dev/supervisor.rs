@@ -10,6 +10,7 @@ use crate::lock::DataDir;
 use atoll_api::client::Call;
 use atoll_api::envelope::List;
 use atoll_api::routes::PREFIX;
+use atoll_api::shell::quote;
 use atoll_api::types::{Disk, DiskState, GroupCreate};
 use atoll_api::{Client, Code, Endpoint, Problem};
 use hyper::Method;
@@ -63,7 +64,7 @@ pub async fn run(context: &Context, plan: Plan, auto_restart: bool) -> Run {
     plan.make_dirs()?;
     let _lock = DataDir::lock(&plan.dir).map_err(|problem| match problem.code {
         Code::DataDirInUse => Problem::new(problem.code, problem.detail)
-            .hint(format!("atoll dev stop --dir {}", plan.dir.display())),
+            .hint(format!("atoll dev stop --dir {}", quote(&plan.dir))),
         _ => problem,
     })?;
     plan.check_direct_io()?;

@@ -12,6 +12,7 @@ use atoll_api::types::{
     ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate, VolumePatch,
     VolumeState,
 };
+use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
@@ -528,10 +529,10 @@ impl Engine {
         let name = &view.name;
         let mut exports = Vec::new();
         if let Some(socket) = &self.config.nbd_socket {
-            exports.push(format!("nbd+unix:///{name}?socket={}", socket.display()));
+            exports.push(Nbd::unix(name, socket).to_string());
         }
         if let Some(address) = self.config.nbd_tcp {
-            exports.push(format!("nbd://{address}/{name}"));
+            exports.push(Nbd::tcp(name, address).to_string());
         }
         let sessions = self.meter.sessions().iter().filter(|s| s.volume == *name).count();
         Volume {

@@ -10,7 +10,7 @@ use super::admin::View;
 use super::meter::add;
 use crate::bridge::Bridge;
 use crate::control::{Change, Control, Sample, Scope};
-use atoll_api::client::{Call, escape};
+use atoll_api::client::Call;
 use atoll_api::envelope::{List, Named};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{
@@ -18,6 +18,7 @@ use atoll_api::types::{
     Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
     Session, Status, Task, Volume, VolumeCreate, VolumePatch, VolumeState,
 };
+use atoll_api::uri::escape;
 use atoll_api::{Client, Code, Endpoint, Item, Problem};
 use hyper::Method;
 use serde::de::DeserializeOwned;

@@ -8,6 +8,7 @@
 
 use super::{HostStore, HostWorld};
 use crate::config::{self, Config, GroupConfig};
+use atoll_api::shell::quote;
 use atoll_api::types::{Disk as DiskItem, DiskState, DiskWipe, DiskWipeRequest};
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, GroupId, HostId};
@@ -172,13 +173,17 @@ pub async fn start(
                         Code::ForeignDisk,
                         format!("disk '{shown}' is a copy: disk group {group} runs on {there}"),
                     )
-                    .hint(format!("unplug one of them; `atoll disk wipe {shown}` erases this")));
+                    .hint(format!(
+                        "unplug one of them, or erase this one: atoll disk wipe {}",
+                        quote(path)
+                    )));
                 }
                 labels.push(*superblock);
             }
             Inspection::Empty => {
+                let words: Vec<String> = slot.config.disks.iter().map(quote).collect();
                 return Err(Problem::new(Code::Conflict, format!("disk '{shown}' is empty"))
-                    .hint(format!("atoll group create {}", slot.paths().join(" "))));
+                    .hint(format!("atoll group create {}", words.join(" "))));
             }
             other => {
                 let what = contents(&other, identity).unwrap_or_default();
@@ -186,7 +191,7 @@ pub async fn start(
                     Code::ForeignDisk,
                     format!("disk '{shown}' holds {what}: it is left alone"),
                 )
-                .hint(format!("atoll disk wipe {shown} erases it")));
+                .hint(format!("atoll disk wipe {} erases it", quote(path))));
             }
         }
         disks.push(disk);
@@ -246,7 +251,7 @@ pub async fn create(
         if let Some(what) = contents(&look(&disk, path).await?, identity) {
             let shown = path.display();
             return Err(Problem::new(Code::ForeignDisk, format!("disk '{shown}' holds {what}"))
-                .hint(format!("atoll disk wipe {shown} erases it")));
+                .hint(format!("atoll disk wipe {} erases it", quote(path))));
         }
         disks.push(disk);
     }

@@ -152,22 +152,7 @@ fn parameter(name: &str, raw: &str) -> Result<String, Problem> {
 
 /// `%41` to `A`; none if it is not well formed or not UTF-8.
 fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        rest = tail;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-        if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return None;
-        }
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(atoll_api::uri::decode(text)?).ok()
 }
 
 /// Reads the query, the headers with a meaning and the body of a request to `route`.

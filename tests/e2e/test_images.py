@@ -1,0 +1,90 @@
+"""Images and addresses: what is imported where, whatever the directories are called."""
+
+import json
+import os
+import unittest
+
+from harness import ATOLL, Cluster, Stack, free_ports, row, run
+from process import end  # the harness has completed the path
+from targets import start_qemu_nbd
+from uri import nbd
+
+# Every byte that is special in some reader of URIs, command lines or option lists.
+NAMES = ["a b", "a%20b", "a#b", "a&b=c", "a?b", "a;b", "a+b", "a,b", "\u00e4", "it's", b"\xff\n"]
+
+
+def noise(path, size):
+    with open(path, "wb") as f:
+        f.write(os.urandom(size))
+    return path
+
+
+def same(one, other):
+    """Whether QEMU reads the same from both."""
+    words = ["qemu-img", "compare", "-f", "raw", "-F", "raw", one, other]
+    return run(words, check=False).returncode == 0
+
+
+class Addresses(unittest.TestCase):
+    """Two clusters whose directories a careless reader of URIs takes for one."""
+
+    def setUp(self):
+        self.stack = Stack()
+        self.addCleanup(self.stack.close)
+        self.directory = self.stack.directory("atoll-e2e-")
+
+    def begin(self, name):
+        directory = os.path.join(self.directory, name)
+        cluster = Cluster(self.stack, directory, hosts=1, disk_size="1GiB", base_port=free_ports())
+        cluster.begin()
+        cluster.cli("policy", "create", "one", "--failures-to-tolerate", "0")
+        cluster.cli("volume", "create", "v", "4MiB", "--policy", "one")
+        return cluster
+
+    @row("issue 20, 2: an import reaches the cluster that was asked, and no other")
+    def test_two_clusters(self):
+        first, second = self.begin("a b"), self.begin("a%20b")
+        image = noise(os.path.join(self.directory, "image #1.raw"), 4 << 20)
+        empty = os.path.join(self.directory, "empty.raw")
+        with open(empty, "wb") as f:
+            f.truncate(4 << 20)
+        second.cli("volume", "import", "v", image, "--existing", "--verify")
+        for cluster, content in ((first, empty), (second, image)):
+            shown = cluster.get("volume", "show", "v")["exports"]
+            self.assertEqual(shown, [cluster.uri(1, "v")])
+            self.assertTrue(same(content, shown[0]), f"{shown[0]} is not {content}")
+            exported = os.path.join(self.directory, "out.raw")
+            cluster.cli("volume", "export", "v", exported, "--force")
+            self.assertTrue(same(content, exported))
+        # What `atoll dev` prints can be pasted into a shell.
+        shown = self.stack_summary(second)
+        script = f'{shown}; exec "$0" -o json volume show v'
+        answer = json.loads(run(["sh", "-c", script, ATOLL]).stdout)["item"]
+        self.assertEqual(answer["exports"], [second.uri(1, "v")])
+
+    def stack_summary(self, cluster):
+        """The `export` line of a start; the cluster is started anew for it."""
+        cluster.tool("dev", "stop", "--dir", cluster.directory)
+        said = cluster.tool(*cluster.argv, "--detach").stdout
+        return next(x[6:] for x in said.splitlines() if x.startswith("next: "))
+
+    @row("issue 20, 2: every tool reads a URI as it was meant")
+    def test_tools(self):
+        image = noise(os.path.join(self.directory, "image.raw"), 1 << 20)
+        for name in NAMES:
+            directory = os.path.join(os.fsencode(self.directory), os.fsencode(name))
+            os.mkdir(directory)
+            socket = os.path.join(directory, b"nbd.sock")
+            log = os.path.join(self.directory, "qemu-nbd.log")
+            server = start_qemu_nbd(self.stack, socket, log, ["-f", "raw", image])
+            address = nbd(socket)
+            self.assertTrue(address.isascii())
+            size = run(["nbdinfo", "--size", address]).stdout.strip()
+            self.assertEqual(size, str(1 << 20), address)
+            self.assertTrue(same(image, address), address)
+            out = os.path.join(self.directory, "out.raw")
+            run(["nbdcopy", address, out])
+            self.assertTrue(same(image, out), address)
+            words = ["--ioengine=nbd", f"--uri={address}", "--rw=read", "--size=1M", "--bs=64k"]
+            run(["fio", "--name=x", *words])
+            end(server)
