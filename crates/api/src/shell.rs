@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// `word` so that a shell reads it as one word: as it is if nothing in it is special, else in single
-/// quotes; with control characters or bytes that are not UTF-8, as `$'...'` (bash, ksh, zsh), so that
-/// it stays one printable line.
+/// `word` so that a shell reads it as one word: as it is if nothing in it is special, else in
+/// single quotes; with control characters or bytes that are not UTF-8, as `$'...'` (bash, ksh,
+/// zsh), so that it stays one printable line.
 pub fn quote(word: impl AsRef<OsStr>) -> String {
     let bytes = word.as_ref().as_bytes();
     let plain = |&byte: &u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);

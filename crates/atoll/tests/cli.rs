@@ -378,14 +378,14 @@ fn requests_can_be_shown_and_rehearsed() {
     assert_eq!(
         good(&server, &["volume", "create", "new", "1G", "--curl"]),
         format!(
-            "curl -sS --unix-socket '{socket}' -X POST -H 'Content-Type: application/json' -d \
-             '{{\"name\":\"new\",\"size_bytes\":1073741824}}' 'http://localhost/api/v1/volumes'\n"
+            "curl -sS --unix-socket {socket} -X POST -H 'Content-Type: application/json' -d \
+             '{{\"name\":\"new\",\"size_bytes\":1073741824}}' http://localhost/api/v1/volumes\n"
         )
     );
     assert_eq!(
         good(&server, &["volume", "delete", "vm1", "--curl", "--dry-run"]),
         format!(
-            "curl -sS --unix-socket '{socket}' -X DELETE \
+            "curl -sS --unix-socket {socket} -X DELETE \
              'http://localhost/api/v1/volumes/vm1?dry_run=true'\n"
         )
     );
@@ -590,7 +590,7 @@ fn bad_images_are_refused_before_anything_is_created() {
         (cut, 1, "it is cut short"),
         (tail, 1, "it is cut short: 4096 bytes are missing"),
         (child, 1, "it needs another file"),
-        (vmdk, 1, "format 'vmdk' is not raw or qcow2"),
+        (vmdk, 1, "it is an image of format VMDK, not raw or qcow2"),
         ("-".into(), 2, "not from standard input"),
     ] {
         let done = import(&file);
@@ -628,6 +628,205 @@ fn bad_images_are_refused_before_anything_is_created() {
             .unwrap()
             .any(|entry| { entry.unwrap().file_name().to_string_lossy().contains("partial") })
     );
+}
+
+/// What `qemu-img` or another program says, which must succeed.
+fn tool(program: &str, words: &[&str]) -> Vec<u8> {
+    let done = Command::new(program).args(words).output().unwrap();
+    assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+    done.stdout
+}
+
+#[test]
+fn good_qcow2_images_are_taken_and_cut_ones_refused() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return;
+    }
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let import = |file: &str| run(&server, &["volume", "import", "new", file, "--dry-run"]);
+    // A cluster of noise at the end, so that there is no end to spare.
+    let mut bytes = vec![0; 4 << 20];
+    let mut noise = 1_u64;
+    for byte in bytes[1 << 20..].iter_mut().take(300_000) {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = (noise >> 58) as u8;
+    }
+    bytes.copy_within((1 << 20)..(1 << 20) + (128 << 10), (4 << 20) - (128 << 10));
+    let raw = image(dir.path(), "a.raw", &bytes);
+    let mut good = Vec::new();
+    for options in [
+        "compat=1.1",
+        "compat=0.10",
+        "cluster_size=512",
+        "cluster_size=2M",
+        "refcount_bits=1",
+        "refcount_bits=64",
+        "lazy_refcounts=on",
+        "extended_l2=on",
+        "preallocation=metadata",
+    ] {
+        let (fresh, filled) = (path(&format!("fresh-{options}")), path(options));
+        tool("qemu-img", &["create", "-q", "-f", "qcow2", "-o", options, &fresh, "100100K"]);
+        tool("qemu-img", &["convert", "-O", "qcow2", "-f", "raw", "-o", options, &raw, &filled]);
+        good.extend([fresh, filled]);
+    }
+    for kind in ["zlib", "zstd"] {
+        let packed = path(kind);
+        let options = format!("compression_type={kind}");
+        tool("qemu-img", &["convert", "-cO", "qcow2", "-f", "raw", "-o", &options, &raw, &packed]);
+        good.push(packed);
+    }
+    let changed = path("changed");
+    let copy = || tool("qemu-img", &["convert", "-O", "qcow2", "-f", "raw", &raw, &changed]);
+    for words in [
+        &["snapshot", "-c", "one"][..],
+        &["bitmap", "--add"],
+        &["resize", "-q"],
+        &["resize", "-q", "--shrink"],
+    ] {
+        copy();
+        let last = match words {
+            ["bitmap", ..] => Some("b0"),
+            ["resize", "-q"] => Some("100M"),
+            ["resize", ..] => Some("1M"),
+            _ => None,
+        };
+        tool("qemu-img", &[words, &[&changed], last.as_slice()].concat());
+        let done = import(&changed);
+        assert_eq!(done.code, 0, "{words:?}: {}", done.err);
+    }
+    let cut = path("cut");
+    for file in &good {
+        let done = import(file);
+        assert_eq!(done.code, 0, "{file}: {}", done.err);
+        let whole = std::fs::read(file).unwrap();
+        for bytes in [1, 100, 70_000, 1 << 20].into_iter().filter(|&bytes| bytes < whole.len()) {
+            std::fs::write(&cut, &whole[..whole.len() - bytes]).unwrap();
+            let done = import(&cut);
+            if done.code == 0 {
+                // Nothing of the disk was lost: zeros that fill up a sector or a cluster.
+                let words = ["compare", "-f", "qcow2", "-F", "qcow2", file, &cut];
+                tool("qemu-img", &words);
+                assert!(bytes <= 100, "{file} without {bytes} bytes");
+            } else {
+                assert!(done.err.contains("cut short"), "{file} - {bytes}: {}", done.err);
+                assert!(done.err.contains("hint: fetch it again"), "{}", done.err);
+            }
+        }
+    }
+    // What is packed at the very end, byte by byte.
+    for kind in ["zlib", "zstd"] {
+        let whole = std::fs::read(path(kind)).unwrap();
+        let padding = whole.iter().rev().take_while(|&&byte| byte == 0).count();
+        std::fs::write(&cut, &whole[..whole.len() - padding - 1]).unwrap();
+        let done = import(&cut);
+        assert_eq!(done.code, 1, "{kind}");
+        assert!(done.err.contains("cut short: its last cluster ends too early"), "{}", done.err);
+    }
+    // Not closed, and marked as corrupt: the command that mends it.
+    for bit in [1, 2] {
+        let mut bytes = std::fs::read(path("compat=1.1")).unwrap();
+        bytes[79] |= bit;
+        std::fs::write(path("a b"), bytes).unwrap();
+        let done = import(&path("a b"));
+        assert_eq!(done.code, 1);
+        let hint = format!("hint: qemu-img check -r all '{}'", path("a b"));
+        assert!(done.err.contains(&hint), "{}", done.err);
+    }
+    assert_eq!(server.state().made, 0, "nothing was created for any of them");
+}
+
+#[test]
+fn packed_files_and_foreign_images_are_refused_with_the_command_that_unpacks() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return;
+    }
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let import =
+        |words: &[&str]| run(&server, &[&["volume", "import", "new", "--dry-run"], words].concat());
+    let raw = image(dir.path(), "it's a.raw", &vec![7; 1 << 20]);
+    std::fs::write(path("it's a.raw.gz"), tool("gzip", &["-c", &raw])).unwrap();
+    let done = import(&[&path("it's a.raw.gz")]);
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("it's a.raw.gz: it is packed by gzip"), "{}", done.err);
+    // The line does what it says.
+    std::fs::remove_file(&raw).unwrap();
+    let line = done.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
+    tool("sh", &["-c", line]);
+    assert_eq!(std::fs::read(&raw).unwrap(), vec![7; 1 << 20]);
+    assert_eq!(import(&[&raw]).code, 0);
+    for (format, options) in [
+        ("vpc", "subformat=fixed"),
+        ("vpc", "subformat=dynamic"),
+        ("vhdx", "subformat=dynamic"),
+        ("vdi", "static=off"),
+    ] {
+        let other = path(&format!("{format}{options}.raw"));
+        tool("qemu-img", &["create", "-q", "-f", format, "-o", options, &other, "1M"]);
+        let done = import(&[&other]);
+        assert_eq!(done.code, 1, "{other}");
+        assert!(done.err.contains("not raw or qcow2"), "{}", done.err);
+        let line = done.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
+        assert!(line.starts_with(&format!("qemu-img convert -f {format} -O qcow2 ")), "{line}");
+        tool("sh", &["-c", line]);
+        assert_eq!(import(&[&format!("{other}.qcow2")]).code, 0);
+        // Byte by byte, if somebody says so, but not without a word.
+        let done = import(&[&other, "--format", "raw"]);
+        assert_eq!(done.code, 0, "{}", done.err);
+        assert!(done.err.contains("every byte of it is copied as it is"), "{}", done.err);
+        let done = import(&[&other, "--format", "qcow2"]);
+        assert_eq!(done.code, 1);
+        assert!(done.err.contains("and not qcow2"), "{}", done.err);
+    }
+    // A packed file of an odd length is not to be padded.
+    let odd = image(dir.path(), "odd", b"\xfd7zXZ\0 and so on");
+    let done = import(&[&odd]);
+    assert!(done.err.contains(&format!("hint: xz -dc < {odd} > {odd}.raw")), "{}", done.err);
+    // A pipe is not waited for.
+    let pipe = path("pipe");
+    tool("mkfifo", &[&pipe]);
+    assert!(import(&[&pipe]).err.contains("is not a file or block device"));
+    assert_eq!(server.state().made, 0, "nothing was created for any of them");
+}
+
+#[test]
+fn an_image_never_leads_to_another_file() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return;
+    }
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    // What they name is a pipe: whoever opens it waits until the test is ended.
+    let secret = path("secret");
+    tool("mkfifo", &[&secret]);
+    let base = image(dir.path(), "base.raw", &vec![7; 1 << 20]);
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &path("b")]);
+    tool("qemu-img", &["rebase", "-u", "-f", "qcow2", "-b", &secret, "-F", "raw", &path("b")]);
+    let data = format!("data_file={base},data_file_raw=on");
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &data, &path("d"), "1M"]);
+    std::fs::remove_file(&base).unwrap();
+    tool("mkfifo", &[&base]);
+    let text = format!("# Disk DescriptorFile\nversion=1\nRW 2048 FLAT \"{secret}\" 0\n");
+    image(dir.path(), "v", text.as_bytes());
+    for (file, named) in [("b", "secret"), ("d", "base.raw"), ("v", "secret")] {
+        for ending in ["raw", "img", "qcow2", "vmdk"] {
+            let named_so = path(&format!("{file}.{ending}"));
+            std::fs::copy(path(file), &named_so).unwrap();
+            for format in [&[][..], &["--format", "qcow2"]] {
+                let words = [&["volume", "import", "new", &named_so, "--dry-run"], format];
+                let done = run(&server, &words.concat());
+                assert_eq!(done.code, 1, "{named_so}: {}", done.err);
+                let other = done.err.contains("other file") || done.err.contains("another file");
+                assert!(other, "{named_so}: {}", done.err);
+                assert!(done.err.contains(&path(named)), "{named_so}: {}", done.err);
+            }
+        }
+    }
 }
 
 #[test]

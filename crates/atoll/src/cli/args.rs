@@ -36,7 +36,7 @@ pub struct Globals {
     /// Print tables without their titles
     #[arg(short = 'H', long, global = true)]
     pub no_header: bool,
-    /// The daemon to ask: unix:///path, /path or http://host:port
+    /// The daemon to ask: unix:///path (a URI: %20 is a blank), /path or http://host:port
     #[arg(long, global = true, env = "ATOLL_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: Endpoint,
     /// Seconds to wait for an answer
@@ -443,7 +443,7 @@ pub enum Volume {
         name: String,
         /// The image
         file: PathBuf,
-        /// Format of the image; found out without it
+        /// Format of the image, told by its content without it; raw takes any file byte by byte
         #[arg(long, value_enum)]
         format: Option<ImageFormat>,
         /// Policy of a volume that is created
@@ -452,7 +452,7 @@ pub enum Volume {
         /// Refuse to create the volume
         #[arg(long)]
         existing: bool,
-        /// Compare afterwards
+        /// Compare afterwards, also that the rest of the volume reads as zeros
         #[arg(long)]
         verify: bool,
     },
