@@ -265,7 +265,7 @@ class Space(ReportTest):
         wait_until("a place without host2", created, 15, 0.2)
         self.cluster.start(2)
         self.assert_safe_again(15)
-        self.assertEqual(self.cluster.get("resync", "show")["left_bytes"], 0)
+        self.assertEqual(self.cluster.get("resync", "show")["bytes_left"], 0)
         self.assertEqual(self.used(), 0)
 
 
