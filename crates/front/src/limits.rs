@@ -50,6 +50,10 @@ pub const SHALLOW_BYTES: usize = 64 << 10;
 /// Parts of one request, split at the volume's `max_len`, that run at once.
 pub const SPLIT_PARALLEL: usize = 4;
 
+/// What one connection may take of the reserve of a server: the size of request that copying
+/// tools use, in bytes.
+pub const RESERVE_EACH_BYTES: usize = 1 << 20;
+
 /// The bounds that an administrator or a test may choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -77,6 +81,16 @@ pub struct Limits {
     pub stall: Nanos,
     /// How long requests in flight may go on after the server was told to stop.
     pub stop: Nanos,
+}
+
+impl Limits {
+    /// Bytes of [`Limits::server_bytes`] that only connections which hold less than
+    /// [`RESERVE_EACH_BYTES`] get: a quarter, 64 of 256 MiB, as long as the largest request fits
+    /// beside it.
+    pub fn reserved_bytes(&self) -> usize {
+        let beside = self.server_bytes.saturating_sub(PAYLOAD_BYTES_MAX as usize);
+        beside.min(self.server_bytes / 4)
+    }
 }
 
 impl Default for Limits {

@@ -19,7 +19,9 @@ use super::fence::{Fence, Running};
 use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
 use super::session::{End, Event, Op, Open, Refused, Request, Room, Session, Why};
-use crate::limits::{LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, SHALLOW_BYTES};
+use crate::limits::{
+    LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, RESERVE_EACH_BYTES, SHALLOW_BYTES,
+};
 use atoll_world::many::Many;
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
@@ -415,15 +417,19 @@ impl<W: World, V: Volumes> Held<'_, W, V> {
         self.shared.bytes.set(self.shared.bytes.get() + bytes);
     }
     /// What the next request may take. Never less than the guarantee, and an idle server takes
-    /// the largest request, so whoever waits will be let in.
+    /// the largest request, so whoever waits will be let in. Large requests leave a reserve: those
+    /// whose clients take no answer must not keep everybody else waiting until they are
+    /// disconnected.
     fn room(&self) -> usize {
         let limits = &self.shared.limits;
         let mine = self.bytes.get();
-        let free = limits.server_bytes.saturating_sub(self.shared.bytes.get());
+        let left = limits.server_bytes.saturating_sub(self.shared.bytes.get());
+        let free = left.saturating_sub(limits.reserved_bytes());
         let fair = free.saturating_sub(mine).min(limits.connection_bytes.saturating_sub(mine));
         // The first request of an idle connection gets all that is left, not half of it.
         let first = if mine == 0 { free.min(limits.connection_bytes) } else { 0 };
-        fair.max(first).max(limits.guaranteed_bytes.saturating_sub(mine))
+        let small = left.min(RESERVE_EACH_BYTES.saturating_sub(mine));
+        fair.max(first).max(small).max(limits.guaranteed_bytes.saturating_sub(mine))
     }
 }
 
