@@ -195,11 +195,15 @@ impl Client {
     /// # Errors
     /// As [`Client::item`].
     pub async fn bytes(&self, call: Call) -> Result<Bytes, Problem> {
+        let changes = call.method != Method::GET;
         let whole = async {
             let reply = self.send(call).await?;
             let status = reply.status();
             let body = Limited::new(reply.into_body(), REPLY_MAX as usize);
-            let bytes = body.collect().await.map_err(|e| self.broken(&e.to_string()))?.to_bytes();
+            let broken = |e: Box<dyn std::error::Error + Send + Sync>| {
+                self.broken(&e.to_string(), changes && status.is_success())
+            };
+            let bytes = body.collect().await.map_err(broken)?.to_bytes();
             if status.is_success() {
                 return Ok(bytes);
             }
@@ -220,7 +224,8 @@ impl Client {
                 return Ok(Stream { body: reply.into_body(), rest: Vec::new() });
             }
             let body = Limited::new(reply.into_body(), REPLY_MAX as usize);
-            let bytes = body.collect().await.map_err(|e| self.broken(&e.to_string()))?.to_bytes();
+            let bytes = body.collect().await;
+            let bytes = bytes.map_err(|e| self.broken(&e.to_string(), false))?.to_bytes();
             Err(serde_json::from_slice(&bytes).unwrap_or_else(|_| self.wrong("no event stream")))
         };
         tokio::time::timeout(self.timeout, begin).await.unwrap_or_else(|_| Err(self.too_slow()))
@@ -263,14 +268,17 @@ impl Client {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
     {
-        let broken = |e: hyper::Error| self.broken(&e.to_string());
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let changes = request.method() != Method::GET;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(&e.to_string(), false))?;
         // Ends with the connection, which ends when `sender` and the reply are dropped.
         tokio::spawn(async move {
             let _ = connection.await;
         });
-        sender.send_request(request).await.map_err(broken)
+        // Cancelled: the connection ended before a byte of it was written.
+        let sent = sender.send_request(request).await;
+        sent.map_err(|e| self.broken(&e.to_string(), changes && !e.is_canceled()))
     }
 
     fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Problem> {
@@ -291,11 +299,14 @@ impl Client {
         }
     }
 
-    fn broken(&self, why: &str) -> Problem {
-        Problem::new(
-            Code::CannotConnect,
-            format!("the connection to {} broke off: {why}", self.endpoint),
-        )
+    /// `may_be_done`: a change that was sent.
+    fn broken(&self, why: &str, may_be_done: bool) -> Problem {
+        let detail = format!("the connection to {} broke off: {why}", self.endpoint);
+        match may_be_done {
+            true => Problem::new(Code::TimedOut, detail)
+                .hint("what was asked for may have been done: look before trying again"),
+            false => Problem::new(Code::CannotConnect, detail),
+        }
     }
 
     fn wrong(&self, why: &str) -> Problem {
@@ -437,5 +448,24 @@ mod tests {
         assert_eq!(ask(serve(html).await, 9_000).await, Code::WrongServer);
         let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi";
         assert_eq!(ask(serve(cut).await, 9_000).await, Code::CannotConnect);
+    }
+
+    /// A change may have been carried out when its answer is lost: that is not "no connection".
+    #[tokio::test]
+    async fn a_change_whose_answer_is_lost_may_be_done() {
+        let ask = async |endpoint: Endpoint| {
+            let client = Client::new(endpoint, Duration::from_secs(9));
+            let call = Call::of(Method::POST, "/api/v1/volumes").json(&1);
+            client.bytes(call).await.unwrap_err().code
+        };
+        assert_eq!(ask(Endpoint::Unix("/nonexistent".into())).await, Code::CannotConnect);
+        assert_eq!(ask(serve(b" ").await).await, Code::TimedOut);
+        assert_eq!(
+            ask(serve(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi").await).await,
+            Code::TimedOut
+        );
+        // A refusal that is cut off is one all the same.
+        let cut = b"HTTP/1.1 409 Conflict\r\ncontent-length: 9\r\n\r\nhi";
+        assert_eq!(ask(serve(cut).await).await, Code::CannotConnect);
     }
 }
