@@ -129,6 +129,8 @@ fn schemas() -> Value {
         VolumeCreate,
         VolumePatch,
         VolumeResize,
+        VolumeLockRequest,
+        VolumeLock,
         Placement,
         Resync,
         ResyncPatch,

@@ -26,6 +26,8 @@ pub enum Op {
     VolumePatch,
     VolumeResize,
     VolumeDelete,
+    VolumeLock,
+    VolumeUnlock,
     VolumePlacement,
     ResyncShow,
     ResyncPatch,
@@ -83,6 +85,7 @@ pub const QUERY: &[(&str, &str, &str)] = &[
     ("since", "integer", "Only events with a higher id"),
     ("group", "string", "Only this disk group"),
     ("volume", "string", "Only this volume"),
+    ("token", "string", "The lock's `token`"),
 ];
 
 const fn get(op: Op, path: &'static str, reply: Reply, summary: &'static str) -> Route {
@@ -215,6 +218,16 @@ pub const ROUTES: &[Route] = &[
         "Delete a volume that nobody uses; `If-Match` refuses when it has changed",
     )
     .query(&["force"]),
+    change(
+        Op::VolumeLock,
+        "POST",
+        "/volumes/{volume}/lock",
+        Some("VolumeLockRequest"),
+        Item("VolumeLock"),
+        "Empty a volume that nobody uses, and have it to oneself for an import",
+    ),
+    change(Op::VolumeUnlock, "DELETE", "/volumes/{volume}/lock", None, Nothing, "Give a lock back")
+        .query(&["token"]),
     get(
         Op::VolumePlacement,
         "/volumes/{volume}/placement",

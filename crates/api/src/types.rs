@@ -24,6 +24,7 @@ named!(
     Policy,
     PolicyCheck,
     Volume,
+    VolumeLock,
     Placement,
     Resync,
     Scrub,
@@ -435,6 +436,44 @@ pub struct VolumeResize {
     /// The new size may be smaller: what lies beyond is lost.
     #[serde(default)]
     pub shrink: bool,
+}
+
+/// A volume to oneself, for a while.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeLockRequest {
+    /// For what.
+    pub purpose: LockPurpose,
+    /// The volume is emptied though it holds data.
+    #[serde(default)]
+    pub replace: bool,
+    /// Bytes that it must have at least.
+    #[serde(default)]
+    pub min_size_bytes: u64,
+}
+
+/// Why a volume is locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LockPurpose {
+    /// An image is copied into it: it is empty and reads as zeros when it is locked.
+    Import,
+}
+
+/// A locked volume: nobody else opens it until the lock is given back, 60 s after its last client
+/// at the latest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeLock {
+    /// Its name.
+    pub volume: String,
+    /// Its id.
+    pub id: String,
+    /// In bytes.
+    pub size_bytes: u64,
+    /// Gives the lock back: 16 hexadecimal digits.
+    pub token: String,
+    /// Where the holder reaches the volume: URIs of an export of its own, `NAME:TOKEN`.
+    pub exports: Vec<String>,
 }
 
 /// Where a volume is, and why.

@@ -9,7 +9,7 @@ use atoll_api::Problem;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, Host, Placement,
     Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task,
-    Volume, VolumeCreate, VolumePatch,
+    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use std::future::Future;
 
@@ -120,6 +120,18 @@ pub trait Control: Clone + Send + Sync + 'static {
         change: Change,
     ) -> impl Future<Output = Answer<Volume>> + Send;
     fn volume_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
+    fn volume_lock(
+        &self,
+        name: &str,
+        request: VolumeLockRequest,
+        change: Change,
+    ) -> impl Future<Output = Answer<VolumeLock>> + Send;
+    fn volume_unlock(
+        &self,
+        name: &str,
+        token: u64,
+        change: Change,
+    ) -> impl Future<Output = Answer<()>> + Send;
     fn placement(&self, name: &str) -> impl Future<Output = Answer<Placement>> + Send;
     fn resync(&self, scope: Scope) -> impl Future<Output = Answer<Resync>> + Send;
     fn resync_patch(

@@ -328,6 +328,7 @@ fn example(name: &str) -> &'static str {
         "PolicyCheckRequest" => r#"{"size_bytes":4096}"#,
         "VolumeCreate" => r#"{"name":"new","size_bytes":4096}"#,
         "VolumePatch" | "VolumeResize" => r#"{"size_bytes":8192}"#,
+        "VolumeLockRequest" => r#"{"purpose":"import"}"#,
         "ResyncPatch" => r#"{"paused":true}"#,
         "ScrubStart" => "{}",
         other => panic!("no example of {other}"),

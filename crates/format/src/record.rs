@@ -8,6 +8,8 @@
 //! | `volumes/<name>` | [`VolumeRecord`] |
 //! | `objects/<object id>` | [`ObjectRecord`] |
 //! | `reaped/<host id>` | [`ReapedRecord`] |
+//! | `locks/<object id>` | [`LockRecord`] |
+//! | `stopped/<host id>` | [`StoppedRecord`] |
 //!
 //! Every record carries `version`; unknown fields are refused, so that an old program never
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
@@ -39,6 +41,10 @@ pub mod key {
     pub const OBJECTS: &str = "objects/";
     /// Prefix of what hosts removed last.
     pub const REAPED: &str = "reaped/";
+    /// Prefix of volumes that one host has to itself.
+    pub const LOCKS: &str = "locks/";
+    /// Prefix of hosts that have stopped in order.
+    pub const STOPPED: &str = "stopped/";
 
     /// One host.
     pub fn host(id: HostId) -> String {
@@ -59,6 +65,14 @@ pub mod key {
     /// One object.
     pub fn object(id: ObjectId) -> String {
         format!("{OBJECTS}{id}")
+    }
+    /// Who has one object to itself.
+    pub fn lock(id: ObjectId) -> String {
+        format!("{LOCKS}{id}")
+    }
+    /// That one host has stopped in order.
+    pub fn stopped(id: HostId) -> String {
+        format!("{STOPPED}{id}")
     }
 }
 
@@ -271,6 +285,61 @@ pub struct ReapedRecord {
     pub version: u16,
     /// The component that was removed.
     pub component: ComponentId,
+}
+
+/// A volume that one host has to itself while something is done to it that no client may see
+/// half of: nobody else opens it. Void once that life of the host has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LockRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// The object.
+    pub object: ObjectId,
+    /// Name of its volume when it was locked.
+    pub name: String,
+    /// Who has it.
+    pub host: HostId,
+    /// That life of the host.
+    pub incarnation: Incarnation,
+    /// Tells this lock from every other.
+    pub token: u64,
+    /// For what.
+    pub purpose: LockPurpose,
+    /// Milliseconds since 1970, for people.
+    pub since_ms: u64,
+}
+
+/// Why a volume is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LockPurpose {
+    /// An image is copied into it.
+    Import,
+    /// It is being deleted.
+    Delete,
+    /// It is being shrunk.
+    Shrink,
+}
+
+impl std::fmt::Display for LockPurpose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Import => "import",
+            Self::Delete => "delete",
+            Self::Shrink => "shrink",
+        })
+    }
+}
+
+/// A host has stopped in order: that life of it has no clients any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoppedRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// Which life.
+    pub incarnation: Incarnation,
 }
 
 /// The owner.
@@ -542,6 +611,17 @@ mod tests {
         };
         let owner = OwnerRecord { host: HostId(0xa1), incarnation: Incarnation(7) };
         let reaped = ReapedRecord { version, component: ComponentId(0xe9) };
+        let lock = LockRecord {
+            version,
+            object: ObjectId(0xc1),
+            name: "data".into(),
+            host: HostId(0xa1),
+            incarnation: Incarnation(7),
+            token: 0xfeed,
+            purpose: LockPurpose::Import,
+            since_ms: 1_700_000_000_002,
+        };
+        let stopped = StoppedRecord { version, incarnation: Incarnation(7) };
         let at = key::object(ObjectId(0xc1));
         vec![
             (key::CLUSTER.into(), encode(&cluster)),
@@ -552,6 +632,8 @@ mod tests {
             (at.clone(), encode(&object(ObjectState::Creating, None))),
             (at, encode(&object(ObjectState::Deleting, None))),
             (key::reaped(HostId(0xa1)), encode(&reaped)),
+            (key::lock(lock.object), encode(&lock)),
+            (key::stopped(HostId(0xa1)), encode(&stopped)),
         ]
     }
 
@@ -569,6 +651,8 @@ mod tests {
             let again = match key.split('/').next().expect("a first part") {
                 "cluster" => decode::<ClusterRecord>(key, bytes).map(|r| encode(&r)),
                 "hosts" => decode::<HostRecord>(key, bytes).map(|r| encode(&r)),
+                "locks" => decode::<LockRecord>(key, bytes).map(|r| encode(&r)),
+                "stopped" => decode::<StoppedRecord>(key, bytes).map(|r| encode(&r)),
                 "policies" => decode::<PolicyRecord>(key, bytes).map(|r| encode(&r)),
                 "volumes" => decode::<VolumeRecord>(key, bytes).map(|r| encode(&r)),
                 "objects" => decode::<ObjectRecord>(key, bytes).map(|r| encode(&r)),

@@ -1,10 +1,15 @@
 //! Management between hosts: JSON requests on the control lane. Small, rare, versioned by name.
 
 use crate::status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus};
+use crate::volume_lock::LOOK_FOR_DATA;
 use crate::{ManageError, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_format::record::{LockRecord, key};
+use atoll_object::ResizeError;
 use atoll_object::message::{Reply, Request};
 use atoll_object::objects::AdminHandler;
+use atoll_transport::CallError;
+use atoll_world::directory::{Compare, Revision};
 use atoll_world::{Components, Lane, Nanos, World};
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
@@ -24,10 +29,20 @@ pub(crate) enum Ask {
     Status,
     /// Events after that number of that host.
     Events { after: u64 },
-    /// Grow an object that the host owns.
-    Grow { object: ObjectId, size_bytes: u64 },
-    /// Shrink an object that the host owns.
-    Shrink { object: ObjectId, size_bytes: u64 },
+    /// Whether the host has clients of an object.
+    InUse { object: ObjectId },
+    /// The same, and to open it for nobody but the holder of this lock from now on.
+    Lock { lock: Box<LockRecord>, revision: u64 },
+    /// That lock is gone.
+    Unlock { object: ObjectId, token: u64 },
+    /// Whether anything but zeros is in an object that the host owns.
+    HoldsData { object: ObjectId },
+    /// Grow an object that the host owns, if it has that size.
+    Grow { object: ObjectId, from: u64, size_bytes: u64 },
+    /// Whether an object that the host owns could be shrunk now.
+    MayShrink { object: ObjectId },
+    /// Shrink an object that the host owns, as long as its lock is at that revision.
+    Shrink { object: ObjectId, size_bytes: u64, lock: u64 },
     /// Start (or with rate 0 stop) a scrub of all its disk groups, or of one object's components.
     Scrub { object: Option<ObjectId>, bytes_per_second: u64 },
     /// Pause or limit resync.
@@ -39,13 +54,40 @@ pub(crate) enum Ask {
 }
 
 /// An answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub(crate) enum Answer {
-    Status { status: Box<HostStatus> },
-    Events { events: Vec<NodeEvent> },
+    Status {
+        status: Box<HostStatus>,
+    },
+    Events {
+        events: Vec<NodeEvent>,
+    },
+    Clients {
+        clients: u32,
+        reaches: BTreeSet<HostId>,
+    },
+    HoldsData {
+        holds: bool,
+    },
+    /// Another host owns the object by now.
+    NotOwner,
+    /// It is not as it was when that was asked for; nothing was done.
+    Changed,
     Done,
-    Failed { why: String },
+    Failed {
+        why: String,
+    },
+}
+
+impl From<ResizeError> for Answer {
+    fn from(error: ResizeError) -> Self {
+        match error {
+            ResizeError::NotOwner => Self::NotOwner,
+            ResizeError::Changed => Self::Changed,
+            ResizeError::Refused(why) => Self::Failed { why },
+        }
+    }
 }
 
 impl<W: World, S: Components> Node<W, S> {
@@ -71,17 +113,37 @@ impl<W: World, S: Components> Node<W, S> {
             Ask::Events { after } => {
                 Answer::Events { events: self.local_events(after, EVENTS_PER_REPLY) }
             }
-            Ask::Grow { object, size_bytes } => {
-                match self.0.objects.grow(object, size_bytes).await {
-                    Ok(()) => Answer::Done,
-                    Err(why) => Answer::Failed { why },
+            Ask::InUse { object } => {
+                Answer::Clients { clients: self.clients_of(object), reaches: self.reached() }
+            }
+            Ask::Lock { lock, revision } => {
+                self.note_lock(&lock, Revision(revision));
+                let clients = self.clients_of(lock.object);
+                Answer::Clients { clients, reaches: self.reached() }
+            }
+            Ask::Unlock { object, token } => {
+                self.forget_lock(object, token);
+                Answer::Done
+            }
+            Ask::HoldsData { object } => {
+                let until = self.world().now() + LOOK_FOR_DATA;
+                match self.0.objects.holds_data(object, until).await {
+                    Ok(holds) => Answer::HoldsData { holds },
+                    Err(error) => error.into(),
                 }
             }
-            Ask::Shrink { object, size_bytes } => {
-                match self.0.objects.shrink(object, size_bytes).await {
-                    Ok(()) => Answer::Done,
-                    Err(why) => Answer::Failed { why },
-                }
+            Ask::Grow { object, from, size_bytes } => {
+                let grown = self.0.objects.grow(object, from, size_bytes).await;
+                grown.map_or_else(Answer::from, |()| Answer::Done)
+            }
+            Ask::MayShrink { object } => {
+                let may = self.0.objects.may_shrink(object).await;
+                may.map_or_else(Answer::from, |()| Answer::Done)
+            }
+            Ask::Shrink { object, size_bytes, lock } => {
+                let lock = Compare { key: key::lock(object), modified: Revision(lock) };
+                let shrunk = self.0.objects.shrink(object, size_bytes, &lock).await;
+                shrunk.map_or_else(Answer::from, |()| Answer::Done)
             }
             Ask::Scrub { object, bytes_per_second } => {
                 self.scrub_here(object, bytes_per_second);
@@ -103,18 +165,24 @@ impl<W: World, S: Components> Node<W, S> {
     }
 
     /// Asks a host (this one too).
+    ///
+    /// # Errors
+    /// [`ManageError::Unreachable`]: it was not asked. [`ManageError::NoAnswer`]: it may do it, or
+    /// have done it. [`ManageError::Failed`]: it says why not.
     pub(crate) async fn ask(&self, host: HostId, ask: Ask) -> Result<Answer, ManageError> {
         let json = serde_json::to_vec(&ask).expect("requests have string keys");
         let deadline = self.world().now() + ADMIN_DEADLINE;
         let peers = self.0.objects.peers();
         let unreachable = || ManageError::Unreachable(self.host_name(host));
+        let no_answer = || ManageError::NoAnswer(self.host_name(host));
         match peers.call(host, Lane::Control, Request::Admin(json), deadline).await {
             Ok(Reply::Admin(json)) => match serde_json::from_slice(&json) {
                 Ok(Answer::Failed { why }) => Err(ManageError::Failed(why)),
                 Ok(answer) => Ok(answer),
-                Err(_) => Err(unreachable()),
+                Err(_) => Err(no_answer()),
             },
-            _ => Err(unreachable()),
+            Err(CallError::Unreachable) => Err(unreachable()),
+            Ok(_) | Err(_) => Err(no_answer()),
         }
     }
 

@@ -7,13 +7,14 @@ use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
-    self, MemberRecord, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, key,
+    self, MemberRecord, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord,
+    VolumeRecord, key,
 };
-use atoll_format::units::BLOCKS_PER_CHUNK;
+use atoll_format::units::{BLOCKS_PER_CHUNK, iec};
 use atoll_object::Event;
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::StoreEvent;
-use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
+use atoll_world::directory::{Change, Compare, Directory, Listing, Revision, Txn, TxnReply};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,8 @@ const REAP_EVERY: Nanos = Nanos::from_secs(5);
 /// A component that no record names is kept for this long: a rebuild makes the component before
 /// it writes the record.
 const ORPHAN_AFTER: Nanos = Nanos::from_secs(600);
+/// An object that no name leads to is kept for this long.
+const NAMELESS_AFTER: Nanos = Nanos::from_secs(60);
 /// A volume that has been seen in the making for this long was given up by its maker.
 const CREATING_MAX: Nanos = Nanos::from_secs(120);
 /// Chunks with bad blocks that are remembered until they are good; a scrub finds the others again.
@@ -321,8 +324,10 @@ impl<W: World, S: Components> Node<W, S> {
         let mut orphans: BTreeMap<ComponentId, Nanos> = BTreeMap::new();
         // By this host's own clock: wall clocks may be wrong.
         let mut in_the_making: BTreeMap<ObjectId, Nanos> = BTreeMap::new();
+        let mut nameless: BTreeMap<ObjectId, Nanos> = BTreeMap::new();
         loop {
             self.world().sleep(REAP_EVERY).await;
+            self.tidy_locks().await;
             let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
             let now = self.world().now();
             let mut named = BTreeSet::new();
@@ -338,11 +343,15 @@ impl<W: World, S: Components> Node<W, S> {
                         let since = before.get(&record.id).copied().unwrap_or(now);
                         in_the_making.insert(record.id, since);
                         if now.since(since) >= CREATING_MAX {
-                            self.give_up_creating(&record, entry.modified).await;
+                            let of_old = |r: &ObjectRecord| r.state == ObjectState::Creating;
+                            let _ = self.start_delete(record.id, &[], of_old).await;
                         }
                     }
                     ObjectState::Ready => {}
                 }
+            }
+            if self.is_first() {
+                self.remove_nameless(&listing, &mut nameless).await;
             }
             let here = self.0.objects.members().components();
             orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.contains(id));
@@ -361,8 +370,7 @@ impl<W: World, S: Components> Node<W, S> {
     /// Deletes the components of an object whose name is gone, then its record. Only one host
     /// does so at a time by choice; doing it twice does no harm.
     pub(crate) async fn finish_delete(&self, record: &ObjectRecord, revision: Revision) {
-        let first = self.0.hosts.borrow().keys().copied().find(|&id| self.is_alive(id));
-        if first.is_some_and(|id| id != self.0.config.host) {
+        if !self.is_first() {
             return;
         }
         for (_, member) in record.members() {
@@ -386,27 +394,57 @@ impl<W: World, S: Components> Node<W, S> {
         let _ = self.world().directory().txn(txn).await;
     }
 
-    async fn give_up_creating(&self, record: &ObjectRecord, revision: Revision) {
-        let name = key::volume(&record.name);
-        let Ok(Some(entry)) = self.world().directory().get(&name).await else { return };
-        let Ok(volume) = record::decode::<record::VolumeRecord>(&name, &entry.value) else {
-            return;
-        };
-        if volume.object != record.id {
+    /// Whether this host is the one that does what one host is to do: by choice, not by right.
+    pub(crate) fn is_first(&self) -> bool {
+        let first = self.0.hosts.borrow().keys().copied().find(|&id| self.is_alive(id));
+        first.is_none_or(|id| id == self.0.config.host)
+    }
+
+    /// Finds objects that no name leads to, which nobody can use or delete, says so, and has them
+    /// deleted once they have been seen for [`NAMELESS_AFTER`]. Earlier releases left some when
+    /// a volume was deleted while it was made.
+    async fn remove_nameless(&self, objects: &Listing, seen: &mut BTreeMap<ObjectId, Nanos>) {
+        let Ok(names) = self.world().directory().list(key::VOLUMES).await else { return };
+        // A view of the names that is older than that of the objects shows some as without one.
+        if names.revision < objects.revision {
             return;
         }
-        let mut record = record.clone();
-        record.state = ObjectState::Deleting;
-        record.epoch.0 += 1;
-        let object = key::object(record.id);
-        let txn = Txn {
-            compares: vec![
-                Compare { key: object.clone(), modified: revision },
-                Compare { key: name.clone(), modified: entry.modified },
-            ],
-            changes: vec![Change::Put(object, record::encode(&record)), Change::Delete(name)],
-        };
-        let _ = self.world().directory().txn(txn).await;
+        let named: BTreeSet<ObjectId> = names
+            .entries
+            .iter()
+            .filter_map(|e| record::decode::<VolumeRecord>(&e.key, &e.value).ok())
+            .map(|volume| volume.object)
+            .collect();
+        let now = self.world().now();
+        let before = std::mem::take(seen);
+        for entry in &objects.entries {
+            let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
+                continue;
+            };
+            if record.state == ObjectState::Deleting || named.contains(&record.id) {
+                continue;
+            }
+            let since = before.get(&record.id).copied().unwrap_or(now);
+            seen.insert(record.id, since);
+            if now.since(since) < NAMELESS_AFTER {
+                continue;
+            }
+            // Confirmed by a transaction: neither the object nor its name has moved.
+            let name_key = key::volume(&record.name);
+            let at = names.entries.iter().find(|e| e.key == name_key).map(|e| e.modified);
+            let guard = Compare { key: name_key, modified: at.unwrap_or_default() };
+            let as_seen = |r: &ObjectRecord| *r == record;
+            if self.start_delete(record.id, &[guard], as_seen).await.is_ok() {
+                sometimes!("care.nameless_object_removed");
+                let size = iec(record.size_bytes);
+                let message = format!(
+                    "an object of {size} that no volume's name led to any more (once of volume \
+                     {}) is deleted",
+                    record.name
+                );
+                self.note(Severity::Warning, "object-without-a-name", Some(record.id), message);
+            }
+        }
     }
 
     /// Removes a component that no record has named for long. Believed only after a transaction

@@ -10,9 +10,11 @@ mod cluster;
 mod manage;
 mod scrub;
 mod status;
+mod volume_lock;
 
-pub use manage::{CreateVolume, ManageError, PlacementView, VolumeView};
+pub use manage::{CreateVolume, ManageError, PlacementView, Resize, VolumeView};
 pub use status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
+pub use volume_lock::{IDLE_MAX, ImportLock, export_name};
 
 use atoll_format::id::{ClusterId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{GroupRecord, HostRecord};
@@ -23,7 +25,7 @@ use atoll_world::sync::Notify;
 use atoll_world::volume::{ExportName, Volumes};
 use atoll_world::{Components, Nanos, VolumeError, World};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// Who this host is.
@@ -70,6 +72,14 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub event_notify: Notify,
     /// Volumes that front ends of this host have open, with the number of clients.
     pub open_volumes: RefCell<BTreeMap<ObjectId, u32>>,
+    /// Locks of volumes that this host was told of, its own included.
+    pub locks: RefCell<BTreeMap<ObjectId, volume_lock::Noted>>,
+    /// Imports through this host, by the token of their lock.
+    pub imports: RefCell<BTreeMap<u64, Rc<volume_lock::Import<W, S>>>>,
+    /// Tokens of the locks that this host has, or tries to get.
+    pub own_locks: RefCell<BTreeSet<u64>>,
+    /// Until when locks of it are looked for that it does not have any more.
+    pub leftover_until: Cell<Nanos>,
     /// Chunks with bad blocks, and when these are handed to their owner again.
     pub bad_chunks: RefCell<BTreeMap<(atoll_format::id::ComponentId, u32), care::Retry>>,
     pub publish_now: Notify,
@@ -104,6 +114,10 @@ impl<W: World, S: Components> Node<W, S> {
             next_event: Cell::new(1),
             event_notify: Notify::default(),
             open_volumes: RefCell::default(),
+            locks: RefCell::default(),
+            imports: RefCell::default(),
+            own_locks: RefCell::default(),
+            leftover_until: Cell::new(Nanos::ZERO),
             bad_chunks: RefCell::default(),
             publish_now: Notify::default(),
             host_revision: Cell::new(Revision(0)),
@@ -149,6 +163,10 @@ impl<W: World, S: Components> Node<W, S> {
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.objects.release_all().await;
+        // The front ends have ended before: it is true.
+        if self.0.open_volumes.borrow().is_empty() {
+            self.say_farewell().await;
+        }
         self.0.objects.peers().stop();
     }
 
@@ -156,7 +174,7 @@ impl<W: World, S: Components> Node<W, S> {
     pub fn opened(&self, object: ObjectId) -> OpenVolume {
         *self.0.open_volumes.borrow_mut().entry(object).or_default() += 1;
         let node = self.0.clone();
-        OpenVolume(Box::new(move || {
+        let close = Box::new(move || {
             let mut open = node.open_volumes.borrow_mut();
             if let Some(count) = open.get_mut(&object) {
                 *count -= 1;
@@ -164,21 +182,33 @@ impl<W: World, S: Components> Node<W, S> {
                     open.remove(&object);
                 }
             }
-        }))
+        });
+        OpenVolume { close, also: None }
     }
 
     /// Breaks reference cycles, so that memory goes after a simulated crash.
     pub fn dissolve(&self) {
+        self.0.imports.borrow_mut().clear();
         self.0.objects.dissolve();
     }
 }
 
 /// A client has a volume open until this is dropped.
-pub struct OpenVolume(Box<dyn Fn()>);
+pub struct OpenVolume {
+    close: Box<dyn Fn()>,
+    /// Goes with it.
+    also: Option<Box<dyn std::any::Any>>,
+}
+
+impl OpenVolume {
+    pub(crate) fn with(&mut self, also: Box<dyn std::any::Any>) {
+        self.also = Some(also);
+    }
+}
 
 impl Drop for OpenVolume {
     fn drop(&mut self) {
-        (self.0)();
+        (self.close)();
     }
 }
 
@@ -239,9 +269,8 @@ impl<W: World, S: Components> Volumes for Node<W, S> {
     type Volume = CountedVolume<W, S>;
 
     async fn open(&self, name: &str) -> Result<Self::Volume, VolumeError> {
-        let object = self.find_volume(name).await?;
-        let volume = ObjectVolume::open(self.0.objects.clone(), object).await?;
-        Ok(CountedVolume { volume, _open: Rc::new(self.opened(object)) })
+        let (volume, open) = self.open_export(name).await?;
+        Ok(CountedVolume { volume, _open: Rc::new(open) })
     }
 
     async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {

@@ -4,10 +4,11 @@
 use crate::Node;
 use crate::admin::{Answer, Ask};
 use crate::status::NodeEvent;
+use crate::volume_lock::Lock;
 use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId, Seq};
 use atoll_format::record::{
-    self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, Policy, PolicyRecord,
-    RECORD_VERSION, VolumeRecord, key,
+    self, LegRecord, LockPurpose, MemberRecord, MemberState, ObjectRecord, ObjectState, Policy,
+    PolicyRecord, RECORD_VERSION, VolumeRecord, key,
 };
 use atoll_format::units::{BLOCKS_PER_CHUNK, check_object_size};
 use atoll_object::limits::{HOLD, LEASE};
@@ -15,17 +16,19 @@ use atoll_object::message::{Reply, Request};
 use atoll_object::placement::{self, Explanation, Refusal};
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Change, Compare, Directory, Entry, Revision, Txn, TxnReply};
-use atoll_world::{Components, DirectoryError, Lane, Nanos, StoreError, World};
-use std::collections::{BTreeMap, BTreeSet};
+use atoll_world::{Components, DirectoryError, Lane, Nanos, StoreError, World, sometimes};
+use std::collections::BTreeMap;
 
 /// The policy of volumes that name none.
 pub const DEFAULT_POLICY: &str = "default";
 /// How long a host may take to make a component.
 const CREATE_DEADLINE: Nanos = Nanos::from_secs(5);
 /// How long a host has been away before its clients count as gone: no I/O of theirs is held longer.
-const AWAY_MIN: Nanos = Nanos(HOLD.0 + LEASE.0);
+pub(crate) const AWAY_MIN: Nanos = Nanos(HOLD.0 + LEASE.0);
 /// How long an owner is waited for: a takeover waits for a grace, and may have to begin again.
 const OWNER_WAIT: Nanos = Nanos::from_secs(10);
+/// How long what an owner does not answer is looked for in the directory.
+const ANSWER_WAIT: Nanos = Nanos::from_secs(2);
 /// Attempts of a transaction whose outcome is unknown.
 const ATTEMPTS_MAX: usize = 20;
 
@@ -72,15 +75,68 @@ pub enum ManageError {
         /// Why that cannot be ruled out.
         why: String,
     },
+    /// Another host has it to itself.
+    #[error("volume '{name}' is locked: host {host} has it to itself for {purpose}")]
+    Locked {
+        /// Which volume.
+        name: String,
+        /// By whom.
+        host: String,
+        /// For what.
+        purpose: LockPurpose,
+    },
+    /// It holds data, or may; nobody said that this is to be replaced.
+    #[error("volume '{name}' holds data")]
+    HoldsData {
+        /// Which volume.
+        name: String,
+    },
+    /// It is smaller than what is to be put in.
+    #[error("volume '{name}' has {size} bytes, {wanted} are needed")]
+    TooSmall {
+        /// Which volume.
+        name: String,
+        /// Its size in bytes.
+        size: u64,
+        /// The size that is needed, in bytes.
+        wanted: u64,
+    },
+    /// It would shrink, and nobody said that what lies beyond may be lost.
+    #[error(
+        "the new size of volume {name}, {size} bytes, is below the present one, {before}: what \
+         lies beyond would be lost"
+    )]
+    WouldShrink {
+        /// Which volume.
+        name: String,
+        /// The size that was asked for, in bytes.
+        size: u64,
+        /// Its size now, in bytes.
+        before: u64,
+    },
+    /// A policy that a volume was made with.
+    #[error("policy {policy} is used by volume {volume}")]
+    PolicyInUse {
+        /// Which policy.
+        policy: String,
+        /// Of which volume.
+        volume: String,
+    },
     /// Somebody changed it meanwhile.
     #[error("'{0}' was changed by somebody else meanwhile")]
     Conflict(String),
+    /// It may have been done, or may yet be; a sentence.
+    #[error("{0}")]
+    Unknown(String),
     /// The directory gives no answer.
     #[error("{0}")]
     Directory(DirectoryError),
-    /// A host gives no answer.
+    /// A host cannot be reached: it was asked for nothing.
     #[error("host {0} cannot be reached")]
     Unreachable(String),
+    /// A host was asked and gives no answer: it may do what it was asked for.
+    #[error("host {0} does not answer")]
+    NoAnswer(String),
     /// Something else; a sentence.
     #[error("{0}")]
     Failed(String),
@@ -98,6 +154,17 @@ pub struct CreateVolume {
     /// One copy here, if possible; none: this host.
     pub prefer: Option<HostId>,
     /// Only look whether it could be made.
+    pub dry_run: bool,
+}
+
+/// A new size for a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Resize {
+    /// In bytes, a multiple of 4 KiB.
+    pub size_bytes: u64,
+    /// It may be smaller than now: what lies beyond is lost.
+    pub may_shrink: bool,
+    /// Only look whether it could be done.
     pub dry_run: bool,
 }
 
@@ -147,7 +214,10 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Carries out a transaction; repeats it while its outcome is unknown. `is_mine` tells from a
     /// conflict whether an earlier attempt had been applied.
-    async fn settle(
+    ///
+    /// # Errors
+    /// [`ManageError::Unknown`] if it may have been applied, or may yet be; else it was not.
+    pub(crate) async fn settle(
         &self,
         txn: Txn,
         is_mine: impl Fn(&[(String, Option<Entry>)]) -> bool,
@@ -166,7 +236,10 @@ impl<W: World, S: Components> Node<W, S> {
                 Err(error) => return Err(ManageError::Directory(error)),
             }
         }
-        Err(ManageError::Directory(last))
+        Err(match unknown {
+            true => ManageError::Unknown(last.to_string()),
+            false => ManageError::Directory(last),
+        })
     }
 
     // ---- policies ------------------------------------------------------------------------
@@ -215,15 +288,36 @@ impl<W: World, S: Components> Node<W, S> {
         if name == DEFAULT_POLICY {
             return Err(ManageError::Invalid("the default policy cannot be deleted".into()));
         }
-        self.policy(name).await?;
-        if let Some(user) = self.volumes().await?.iter().find(|v| v.policy == name) {
-            return Err(ManageError::Conflict(format!(
-                "policy {name} is used by volume {}",
-                user.name
-            )));
+        let key = key::policy(name);
+        for _ in 0..ATTEMPTS_MAX {
+            let entry = self.world().directory().get(&key).await.map_err(ManageError::Directory)?;
+            let not_found = || ManageError::NotFound { what: "policy", name: name.into() };
+            let modified = entry.ok_or_else(not_found)?.modified;
+            // Every volume that is made with it writes it again, so that a view that is as new as
+            // its revision shows all of them.
+            let listing = self.world().directory().list(key::VOLUMES).await;
+            let listing = listing.map_err(ManageError::Directory)?;
+            if listing.revision < modified {
+                continue;
+            }
+            for entry in &listing.entries {
+                let volume: VolumeRecord =
+                    record::decode(&entry.key, &entry.value).map_err(ManageError::Failed)?;
+                if volume.policy == name {
+                    let volume = entry.key[key::VOLUMES.len()..].to_string();
+                    return Err(ManageError::PolicyInUse { policy: name.into(), volume });
+                }
+            }
+            let txn = Txn {
+                compares: vec![Compare { key: key.clone(), modified }],
+                changes: vec![Change::Delete(key.clone())],
+            };
+            let gone = |found: &[(String, Option<Entry>)]| found.iter().all(|(_, e)| e.is_none());
+            if self.settle(txn, gone).await? {
+                return Ok(());
+            }
         }
-        let txn = Txn { compares: vec![], changes: vec![Change::Delete(key::policy(name))] };
-        self.settle(txn, |_| true).await.map(|_| ())
+        Err(ManageError::Conflict(name.into()))
     }
 
     /// Whether a volume of that size could be placed now.
@@ -319,6 +413,14 @@ impl<W: World, S: Components> Node<W, S> {
         check_size(size_bytes)?;
         let policy_name = policy.unwrap_or_else(|| DEFAULT_POLICY.into());
         let policy = self.policy(&policy_name).await?;
+        let policy_entry = match policy_name == DEFAULT_POLICY {
+            true => None,
+            false => {
+                let entry = self.world().directory().get(&key::policy(&policy_name)).await;
+                let gone = || ManageError::NotFound { what: "policy", name: policy_name.clone() };
+                Some(entry.map_err(ManageError::Directory)?.ok_or_else(gone)?)
+            }
+        };
         let exists = || ManageError::Exists { what: "volume", name: name.clone() };
         let taken = self.world().directory().get(&key::volume(&name)).await;
         if taken.map_err(ManageError::Directory)?.is_some() {
@@ -373,34 +475,79 @@ impl<W: World, S: Components> Node<W, S> {
             return Ok(self.view(name, volume, record, Revision(0)));
         }
         let (object_key, volume_key) = (key::object(id), key::volume(&name));
-        let txn = Txn {
+        let mut txn = Txn {
             compares: vec![
                 Compare { key: object_key.clone(), modified: Revision(0) },
                 Compare { key: volume_key.clone(), modified: Revision(0) },
             ],
             changes: vec![
                 Change::Put(object_key, record::encode(&record)),
-                Change::Put(volume_key, record::encode(&volume)),
+                Change::Put(volume_key.clone(), record::encode(&volume)),
             ],
         };
+        if let Some(Entry { key, value, modified }) = policy_entry {
+            // Written as it is: whoever deletes it meanwhile sees that it is used.
+            txn.compares.push(Compare { key: key.clone(), modified });
+            txn.changes.push(Change::Put(key, value));
+        }
         let mine = |found: &[(String, Option<Entry>)]| {
             found
                 .iter()
                 .any(|(_, e)| e.as_ref().is_some_and(|e| e.value == record::encode(&volume)))
         };
-        if !self.settle(txn, mine).await? {
-            return Err(exists());
+        match self.settle(txn, mine).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let taken = self.world().directory().get(&volume_key).await;
+                let taken = taken.map_err(ManageError::Directory)?.is_some();
+                // Else the policy has changed: another volume was made with it, or it is gone.
+                return Err(if taken { exists() } else { ManageError::Conflict(name) });
+            }
+            // Who gives up here leaves nothing that stays: what is never ready is removed again.
+            Err(error) => return Err(error),
         }
         if let Err(error) = self.create_components(&record).await {
-            self.abandon(&name).await;
+            // Only this call makes it ready: if it cannot be removed now, it is removed later.
+            let _ = self.start_delete(id, &[], |r| r.state == ObjectState::Creating).await;
             return Err(error);
         }
-        self.edit_object(&name, id, |record| {
+        let (record, revision) = self.make_ready(&name, id).await?;
+        Ok(self.view(name, volume, record, revision))
+    }
+
+    /// The last step of making a volume: if it is still the one that is being made.
+    async fn make_ready(
+        &self,
+        name: &str,
+        id: ObjectId,
+    ) -> Result<(ObjectRecord, Revision), ManageError> {
+        let deleted = || ManageError::Conflict(name.into());
+        let key = key::object(id);
+        for _ in 0..ATTEMPTS_MAX {
+            let (mut record, modified) = self.object_record(id).await?.ok_or_else(deleted)?;
+            match record.state {
+                ObjectState::Creating => {}
+                // Of an attempt whose answer was lost: nobody else makes it ready.
+                ObjectState::Ready => return Ok((record, modified)),
+                ObjectState::Deleting => return Err(deleted()),
+            }
             record.state = ObjectState::Ready;
-            Ok(())
-        })
-        .await?;
-        self.volume(&name).await
+            record.nonce = self.world().random();
+            let value = record::encode(&record);
+            let txn = Txn {
+                compares: vec![Compare { key: key.clone(), modified }],
+                changes: vec![Change::Put(key.clone(), value)],
+            };
+            let unknown = |error| match error {
+                ManageError::Unknown(why) => ManageError::Unknown(format!(
+                    "whether volume {name} has become ready is not known: {why}"
+                )),
+                other => other,
+            };
+            // Also a conflict is looked at again: it may be our own.
+            let _ = self.settle(txn, |_| false).await.map_err(unknown)?;
+        }
+        Err(deleted())
     }
 
     async fn create_components(&self, record: &ObjectRecord) -> Result<(), ManageError> {
@@ -435,123 +582,81 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(())
     }
 
-    /// Compare-and-swap of an object's record from outside its owner: for states that no owner
-    /// changes. Repeats on conflict.
-    async fn edit_object(
+    /// Takes an object's name away and has its components deleted, if `still` holds of its record
+    /// and nothing that `guards` compares has moved. Other objects' names stay.
+    ///
+    /// # Errors
+    /// [`ManageError::NotFound`]: there is no such object; [`ManageError::Conflict`]: `still` or a
+    /// guard does not hold, and nothing was changed; [`ManageError::Unknown`].
+    pub(crate) async fn start_delete(
         &self,
-        name: &str,
         id: ObjectId,
-        edit: impl Fn(&mut ObjectRecord) -> Result<(), ManageError>,
-    ) -> Result<ObjectRecord, ManageError> {
-        let key = key::object(id);
+        guards: &[Compare],
+        still: impl Fn(&ObjectRecord) -> bool,
+    ) -> Result<(), ManageError> {
+        let object_key = key::object(id);
+        let gone = || ManageError::NotFound { what: "volume", name: id.to_string() };
         for _ in 0..ATTEMPTS_MAX {
-            let not_found = || ManageError::NotFound { what: "volume", name: name.into() };
-            let (mut record, modified) = self.object_record(id).await?.ok_or_else(not_found)?;
-            edit(&mut record)?;
-            record.nonce = self.world().random();
-            let mut changes = vec![Change::Put(key.clone(), record::encode(&record))];
+            let (mut record, modified) = self.object_record(id).await?.ok_or_else(gone)?;
             if record.state == ObjectState::Deleting {
-                changes.push(Change::Delete(key::volume(name)));
+                return Ok(());
             }
-            let txn = Txn { compares: vec![Compare { key: key.clone(), modified }], changes };
+            if !still(&record) {
+                return Err(ManageError::Conflict(record.name));
+            }
+            let name_key = key::volume(&record.name);
+            let named = self.world().directory().get(&name_key).await;
+            let named = named.map_err(ManageError::Directory)?;
+            let leads_here = named.as_ref().is_some_and(|entry| {
+                let volume = record::decode::<VolumeRecord>(&name_key, &entry.value);
+                volume.is_ok_and(|volume| volume.object == id)
+            });
+            record.state = ObjectState::Deleting;
+            // Fences its owner off, if it has one: nothing is written from here on.
+            record.epoch.0 += 1;
+            record.owner = None;
+            record.nonce = self.world().random();
+            let named_at = named.map_or(Revision(0), |entry| entry.modified);
+            let mut compares = vec![
+                Compare { key: object_key.clone(), modified },
+                Compare { key: name_key.clone(), modified: named_at },
+            ];
+            compares.extend(guards.iter().cloned());
+            let mut changes = vec![
+                Change::Put(object_key.clone(), record::encode(&record)),
+                Change::Delete(key::lock(id)),
+            ];
+            if leads_here {
+                changes.push(Change::Delete(name_key));
+            }
+            let nonce = record.nonce;
             let mine = |found: &[(String, Option<Entry>)]| {
-                found.iter().any(|(_, e)| {
-                    e.as_ref().is_some_and(|e| {
-                        record::decode::<ObjectRecord>(&key, &e.value)
-                            .is_ok_and(|r| r.nonce == record.nonce)
-                    })
+                found.iter().any(|(key, e)| {
+                    let record = e.as_ref().map(|e| record::decode::<ObjectRecord>(key, &e.value));
+                    record.is_some_and(|r| r.is_ok_and(|r| r.nonce == nonce))
                 })
             };
-            if self.settle(txn, mine).await? {
-                return Ok(record);
-            }
-        }
-        Err(ManageError::Conflict(name.into()))
-    }
-
-    async fn abandon(&self, name: &str) {
-        let Ok(view) = self.volume(name).await else { return };
-        let _ = self.start_delete(name, view.record.id).await;
-    }
-
-    async fn start_delete(&self, name: &str, id: ObjectId) -> Result<(), ManageError> {
-        let record = self
-            .edit_object(name, id, |record| {
-                record.state = ObjectState::Deleting;
-                // Fences its owner off, if it has one: nothing is written from here on.
-                record.epoch.0 += 1;
-                record.owner = None;
-                Ok(())
-            })
-            .await?;
-        if let Ok(Some((_, revision))) = self.object_record(id).await {
-            self.finish_delete(&record, revision).await;
-        }
-        Ok(())
-    }
-
-    /// Refuses what takes data from clients, if a host has clients of the volume or may have some.
-    ///
-    /// A host that cannot be asked has none that matter if nobody has reached it for longer than
-    /// any I/O is held, and the volume's owner is another one: all I/O passes through the owner,
-    /// whose takeover has fenced an earlier one off.
-    async fn refuse_if_in_use(&self, view: &VolumeView, dry_run: bool) -> Result<(), ManageError> {
-        let (id, name) = (view.record.id, || view.name.clone());
-        let mut hosts: BTreeSet<HostId> = self.0.hosts.borrow().keys().copied().collect();
-        hosts.insert(self.0.config.host);
-        let asks =
-            hosts.iter().map(|&host| async move { (host, self.ask(host, Ask::Status).await) });
-        let (mut users, mut silent) = (Vec::new(), Vec::new());
-        let mut reached: BTreeMap<HostId, HostId> = BTreeMap::new();
-        for (host, answer) in futures_util::future::join_all(asks).await {
-            match answer {
-                Ok(Answer::Status { status }) => {
-                    if status.open_volumes.contains_key(&id) {
-                        users.push(self.host_name(host));
-                    }
-                    reached.extend(status.reaches.iter().map(|&other| (other, host)));
+            if self.settle(Txn { compares, changes }, mine).await? {
+                if let Ok(Some((record, revision))) = self.object_record(id).await
+                    && record.state == ObjectState::Deleting
+                {
+                    self.finish_delete(&record, revision).await;
                 }
-                Ok(_) | Err(_) => silent.push(host),
+                return Ok(());
+            }
+            for guard in guards {
+                let now = self.world().directory().get(&guard.key).await;
+                let now = now.map_err(ManageError::Directory)?;
+                if now.map_or(Revision(0), |entry| entry.modified) != guard.modified {
+                    return Err(ManageError::Conflict(record.name));
+                }
             }
         }
-        if !users.is_empty() {
-            return Err(ManageError::InUse { name: name(), hosts: users.join(", ") });
-        }
-        if silent.is_empty() {
-            return Ok(());
-        }
-        let doubt = |host: HostId, why: String| ManageError::MayBeInUse {
-            name: name(),
-            host: self.host_name(host),
-            why,
-        };
-        let now = self.world().now();
-        for &host in &silent {
-            if let Some(&other) = reached.get(&host) {
-                return Err(doubt(host, format!("host {} reaches it", self.host_name(other))));
-            }
-            // Never heard of in this life: counted from its beginning.
-            let heard =
-                self.0.statuses.borrow().get(&host).map_or(self.0.objects.started(), |(at, _)| *at);
-            let away = now.since(heard);
-            if away < AWAY_MIN {
-                let left = (AWAY_MIN.0 - away.0).div_ceil(1_000_000_000);
-                return Err(doubt(host, format!("it is away since short: try again in {left} s")));
-            }
-        }
-        let owner = view.record.owner.map(|owner| owner.host);
-        let Some(owner) = owner.filter(|owner| silent.contains(owner) && !dry_run) else {
-            return Ok(());
-        };
-        match self.owned_by(&view.name, id).await {
-            Ok(host) if host != owner => Ok(()),
-            Ok(_) => Err(doubt(owner, "it owns the volume".into())),
-            Err(error) => Err(doubt(owner, format!("it owns the volume, and {error}"))),
-        }
+        Err(ManageError::Conflict(id.to_string()))
     }
 
     /// The host that owns the volume: if it has no living owner, this one becomes it.
-    async fn owned_by(&self, name: &str, id: ObjectId) -> Result<HostId, ManageError> {
+    pub(crate) async fn owned_by(&self, name: &str, id: ObjectId) -> Result<HostId, ManageError> {
         let until = self.world().now() + OWNER_WAIT;
         loop {
             match self.0.objects.adopt(id).await {
@@ -584,55 +689,212 @@ impl<W: World, S: Components> Node<W, S> {
     ) -> Result<(), ManageError> {
         let view = self.volume(name).await?;
         Self::check_revision(&view, expected)?;
-        match self.refuse_if_in_use(&view, dry_run).await {
-            Err(ManageError::MayBeInUse { .. }) if force => {}
-            other => other?,
-        }
         if dry_run {
-            return Ok(());
+            return match self.refuse_if_in_use(&view, None, true).await {
+                Err(ManageError::MayBeInUse { .. }) if force => Ok(()),
+                other => other,
+            };
         }
-        self.start_delete(name, view.record.id).await
+        let held = match self.lock_unused(&view, LockPurpose::Delete, force).await {
+            // It never became ready, so that nobody has it open.
+            Err(ManageError::NotFound { .. }) if view.record.state == ObjectState::Creating => None,
+            other => Some(other?),
+        };
+        let mut guards: Vec<Compare> = held.iter().map(Lock::guard).collect();
+        let at = |revision| Compare { key: key::object(view.record.id), modified: revision };
+        guards.extend(expected.map(|revision| at(Revision(revision))));
+        let deleted = self.start_delete(view.record.id, &guards, |_| true).await;
+        if let (Err(_), Some(held)) = (&deleted, held) {
+            self.let_go(held).await;
+        }
+        deleted
     }
 
     /// Grows a volume (also in use), or shrinks it (only unused; what lies beyond is lost).
     pub async fn resize_volume(
         &self,
         name: &str,
-        size_bytes: u64,
+        resize: Resize,
         expected: Option<u64>,
-        dry_run: bool,
     ) -> Result<VolumeView, ManageError> {
+        let Resize { size_bytes, may_shrink, dry_run } = resize;
         check_size(size_bytes)?;
         let view = self.volume(name).await?;
         Self::check_revision(&view, expected)?;
         let id = view.record.id;
-        let shrinks = size_bytes < view.record.size_bytes;
-        if shrinks {
-            self.refuse_if_in_use(&view, dry_run).await?;
+        if size_bytes < view.record.size_bytes {
+            if !may_shrink {
+                let (name, before) = (name.into(), view.record.size_bytes);
+                return Err(ManageError::WouldShrink { name, size: size_bytes, before });
+            }
+            if dry_run {
+                self.refuse_if_in_use(&view, None, true).await?;
+                return Ok(view);
+            }
+            return self.shrink_volume(&view, size_bytes).await;
         }
         if dry_run {
             return Ok(view);
         }
         // The view may be an old one, so that also "nothing to do" is the owner's to say.
-        if shrinks {
-            // Zeros first, so that growing again shows none of the old bytes.
-            use atoll_world::Volume;
-            let volume = atoll_object::ObjectVolume::open(self.0.objects.clone(), id).await;
-            let volume = volume.map_err(|e| ManageError::Failed(e.to_string()))?;
-            let rest = view.record.size_bytes - size_bytes;
-            let discarded = volume.discard(size_bytes, rest).await;
-            discarded.map_err(|e| ManageError::Failed(e.to_string()))?;
-            // That may have taken long.
-            self.refuse_if_in_use(&view, false).await?;
+        let from = view.record.size_bytes;
+        let ask = || Ask::Grow { object: id, from, size_bytes };
+        match self.ask_owner(name, id, ask).await {
+            Ok(Answer::Changed) => Err(ManageError::Conflict(name.into())),
+            Ok(_) => self.volume(name).await,
+            Err(ManageError::NoAnswer(host)) => self.was_resized(name, id, size_bytes, &host).await,
+            Err(error) => Err(error),
         }
-        // Only the owner changes a record in use; an object without one gets one.
-        let host = self.owned_by(name, id).await?;
-        let ask = match shrinks {
-            true => Ask::Shrink { object: id, size_bytes },
-            false => Ask::Grow { object: id, size_bytes },
+    }
+
+    /// Asks the owner of an object, whoever that is by now.
+    pub(crate) async fn ask_owner(
+        &self,
+        name: &str,
+        id: ObjectId,
+        ask: impl Fn() -> Ask,
+    ) -> Result<Answer, ManageError> {
+        let until = self.world().now() + OWNER_WAIT;
+        loop {
+            let host = self.owned_by(name, id).await?;
+            match self.ask(host, ask()).await? {
+                Answer::NotOwner if self.world().now() < until => {
+                    sometimes!("manage.owner_has_changed");
+                    self.world().sleep(Nanos::from_ms(100)).await;
+                }
+                Answer::NotOwner => {
+                    let why = format!("the owner of volume {name} changes all the time");
+                    return Err(ManageError::Failed(why));
+                }
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// A growth that its owner did not answer: done, or nobody knows.
+    async fn was_resized(
+        &self,
+        name: &str,
+        id: ObjectId,
+        size_bytes: u64,
+        host: &str,
+    ) -> Result<VolumeView, ManageError> {
+        let until = self.world().now() + ANSWER_WAIT;
+        loop {
+            let view = self.volume(name).await;
+            if let Ok(view) = view
+                && view.record.id == id
+                && view.record.size_bytes == size_bytes
+            {
+                sometimes!("manage.growth_without_an_answer_was_done");
+                return Ok(view);
+            }
+            if self.world().now() > until {
+                return Err(ManageError::Unknown(format!(
+                    "host {host}, which owns volume {name}, does not answer: whether the volume \
+                     has grown, or will, is not known"
+                )));
+            }
+            self.world().sleep(Nanos::from_ms(250)).await;
+        }
+    }
+
+    /// Discards what lies beyond the new end, and has the owner shrink the volume: all under a lock
+    /// that the owner's change compares. When the owner does not answer, the lock is given back:
+    /// then the size says whether it has been done, and it never will be later.
+    async fn shrink_volume(
+        &self,
+        view: &VolumeView,
+        size_bytes: u64,
+    ) -> Result<VolumeView, ManageError> {
+        let name = &view.name;
+        let held = self.lock_unused(view, LockPurpose::Shrink, false).await?;
+        let asked = self.discard_and_shrink(view, size_bytes, &held).await;
+        let host = match asked {
+            Ok(()) => {
+                self.let_go(held).await;
+                return self.volume(name).await;
+            }
+            Err(ManageError::NoAnswer(host)) => host,
+            Err(error) => {
+                self.let_go(held).await;
+                return Err(error);
+            }
         };
-        self.ask(host, ask).await?;
-        self.volume(name).await
+        let unknown = |why: &str| {
+            ManageError::Unknown(format!(
+                "host {host}, which owns volume {name}, does not answer, and {why}: whether the \
+                 volume was shrunk is not known"
+            ))
+        };
+        if let Err(error) = self.give_back(&held).await {
+            return Err(unknown(&error.to_string()));
+        }
+        sometimes!("manage.shrink_without_an_answer");
+        match self.record_without_lock(&held).await {
+            Ok(Some(size)) if size == size_bytes => self.volume(name).await,
+            Ok(Some(_)) => Err(ManageError::Failed(format!(
+                "host {host}, which owns volume {name}, does not answer: the volume was not \
+                 shrunk, and will not be; what lay beyond its new end may be gone"
+            ))),
+            Ok(None) => Err(ManageError::NotFound { what: "volume", name: name.clone() }),
+            Err(error) => Err(unknown(&error.to_string())),
+        }
+    }
+
+    /// The size in an object's record, as it is after a lock was given back: in a view that shows
+    /// the lock gone, or a newer one. Views may be old.
+    async fn record_without_lock(&self, held: &Lock<W, S>) -> Result<Option<u64>, ManageError> {
+        let (id, directory) = (held.record.object, self.world().directory());
+        let (object_key, lock_key) = (key::object(id), key::lock(id));
+        for _ in 0..ATTEMPTS_MAX {
+            let locks = directory.list(&lock_key).await.map_err(ManageError::Directory)?;
+            let is_ours = |entry: &Entry| entry.modified == held.revision();
+            let is_gone = locks.revision > held.revision() && !locks.entries.iter().any(is_ours);
+            let objects = directory.list(&object_key).await.map_err(ManageError::Directory)?;
+            if !is_gone || objects.revision < locks.revision {
+                self.world().sleep(Nanos::from_ms(100)).await;
+                continue;
+            }
+            let Some(entry) = objects.entries.first() else { return Ok(None) };
+            let record = record::decode::<ObjectRecord>(&object_key, &entry.value);
+            return Ok(Some(record.map_err(ManageError::Failed)?.size_bytes));
+        }
+        Err(ManageError::Failed("the directory shows only what was before".into()))
+    }
+
+    async fn discard_and_shrink(
+        &self,
+        view: &VolumeView,
+        size_bytes: u64,
+        held: &Lock<W, S>,
+    ) -> Result<(), ManageError> {
+        let (name, id) = (&view.name, view.record.id);
+        // Only the owner changes a record in use, and knows its copies. A refusal comes before
+        // anything is discarded.
+        let may = self.ask_owner(name, id, || Ask::MayShrink { object: id }).await;
+        if let Err(ManageError::NoAnswer(host)) = may {
+            return Err(ManageError::Unreachable(host));
+        }
+        may?;
+        // Zeros first, so that growing again shows none of the old bytes.
+        let volume = atoll_object::ObjectVolume::open(self.0.objects.clone(), id).await;
+        let volume = volume.map_err(|e| ManageError::Failed(e.to_string()))?;
+        let size = atoll_world::Volume::info(&volume).size_bytes;
+        let rest = size.saturating_sub(size_bytes);
+        let discarded = atoll_world::Volume::discard(&volume, size_bytes, rest).await;
+        discarded.map_err(|e| {
+            ManageError::Failed(format!(
+                "volume {name} was not shrunk, and will not be; what lay beyond its new end may be \
+                 gone: {e}"
+            ))
+        })?;
+        let lock = held.revision().0;
+        let ask = || Ask::Shrink { object: id, size_bytes, lock };
+        match self.ask_owner(name, id, ask).await? {
+            Answer::Changed => Err(ManageError::Conflict(name.clone())),
+            _ => Ok(()),
+        }
     }
 
     /// Where a volume is, and why.

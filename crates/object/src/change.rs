@@ -20,9 +20,11 @@ pub(crate) enum Swapped {
     Other(Box<ObjectRecord>, Revision),
     /// No record at all, or one that cannot be read.
     Gone,
+    /// The record is as it was; the guard is not.
+    GuardGone,
 }
 
-/// One attempt to replace the record at `revision`.
+/// One attempt to replace the record at `revision`, as long as `guard` holds too.
 ///
 /// # Errors
 /// Nothing is known; try again with the same revision and the nonce remembered.
@@ -31,11 +33,13 @@ pub(crate) async fn swap<W: World>(
     revision: Revision,
     record: &ObjectRecord,
     earlier: &[u64],
+    guard: Option<&Compare>,
 ) -> Result<Swapped, DirectoryError> {
     let key = key::object(record.id);
     let compare = Compare { key: key.clone(), modified: revision };
+    let own = if mutant!("change.without_revision") { None } else { Some(&compare) };
     let txn = Txn {
-        compares: if mutant!("change.without_revision") { vec![] } else { vec![compare] },
+        compares: own.into_iter().chain(guard).cloned().collect(),
         changes: vec![Change::Put(key.clone(), record::encode(record))],
     };
     let deadline = world.now() + DIRECTORY_DEADLINE;
@@ -54,6 +58,8 @@ pub(crate) async fn swap<W: World>(
     Ok(if earlier.contains(&found.nonce) {
         sometimes!("change.lost_answer_was_applied");
         Swapped::Earlier(Box::new(found), entry.modified)
+    } else if guard.is_some() && entry.modified == revision {
+        Swapped::GuardGone
     } else {
         Swapped::Other(Box::new(found), entry.modified)
     })
@@ -63,6 +69,18 @@ impl<W: World, S: Components> Owner<W, S> {
     /// Applies `edit` to the record and returns once the directory has confirmed it. `edit` says
     /// whether there is anything to change; it may be called again on a newer record.
     pub async fn change(&self, edit: impl Fn(&mut ObjectRecord) -> bool) -> Result<(), Fail> {
+        let held = self.change_while(None, edit).await?;
+        assert!(held, "there is no guard that could be gone");
+        Ok(())
+    }
+
+    /// The same, as long as another key of the directory is at a revision. False: it is not any
+    /// more, and no attempt was, or will be, carried out.
+    pub async fn change_while(
+        &self,
+        guard: Option<&Compare>,
+        edit: impl Fn(&mut ObjectRecord) -> bool,
+    ) -> Result<bool, Fail> {
         let _turn = self.0.changing.acquire(1).await;
         let mut nonces = Vec::new();
         loop {
@@ -71,20 +89,23 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             let mut record = self.0.record.borrow().clone();
             if !edit(&mut record) && nonces.is_empty() {
-                return Ok(());
+                return Ok(true);
             }
             record.nonce = self.world().random();
-            let swapped = swap(self.world(), self.0.revision.get(), &record, &nonces).await;
+            let swapped = swap(self.world(), self.0.revision.get(), &record, &nonces, guard).await;
             nonces.push(record.nonce);
             match swapped {
                 Ok(Swapped::Done(revision)) => {
                     self.adopt(record, revision);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Ok(Swapped::Earlier(record, revision)) => {
                     self.adopt(*record, revision);
-                    return Ok(());
+                    return Ok(true);
                 }
+                // The present state of both was seen at one moment: the record has not moved, so
+                // no earlier attempt was applied, and with the guard gone none can be.
+                Ok(Swapped::GuardGone) => return Ok(false),
                 Ok(Swapped::Other(record, revision)) => {
                     let mine = self.0.ctx.is_me(&record);
                     if record.state == ObjectState::Deleting {
@@ -99,7 +120,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 Ok(Swapped::Gone) => self.stop(Stop::Deleted),
                 Err(_) if mutant!("change.unknown_is_done") => {
                     self.adopt(record, self.0.revision.get());
-                    return Ok(());
+                    return Ok(true);
                 }
                 Err(_) => {
                     sometimes!("change.directory_gave_no_answer");

@@ -28,3 +28,4 @@ mod tickets;
 
 pub use client::ObjectVolume;
 pub use objects::{Event, Objects};
+pub use resize::ResizeError;

@@ -9,7 +9,7 @@ use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session};
 use atoll_world::{Components, StoreError, World, mutant, sometimes};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -26,6 +26,8 @@ struct Inner<W: World, S: Components> {
     /// store still holds. A session of an earlier life is stored, but what was acknowledged in it
     /// may have been lost with a damaged log, so nothing is served in it (R2, `store.md` S7).
     attached: RefCell<BTreeSet<ComponentId>>,
+    /// A disk that this host is to have cannot be used: what is not known may be on it.
+    lacks_disks: Cell<bool>,
     grants: RefCell<Grants>,
 }
 
@@ -45,6 +47,7 @@ impl<W: World, S: Components> Members<W, S> {
             index: RefCell::default(),
             by_object: RefCell::default(),
             attached: RefCell::default(),
+            lacks_disks: Cell::new(false),
             grants,
         }));
         for store in stores {
@@ -88,9 +91,19 @@ impl<W: World, S: Components> Members<W, S> {
         }
     }
 
+    /// Whether a disk that this host is to have cannot be used now. A component that is not known
+    /// is then absent and may come back; else it is lost, and is rebuilt without the repair delay.
+    pub fn set_lacks_disks(&self, lacks: bool) {
+        self.0.lacks_disks.set(lacks);
+    }
+
     fn store(&self, id: ComponentId) -> Result<S, StoreError> {
         let index = self.0.index.borrow();
-        index.get(&id).map(|(store, _)| store.clone()).ok_or(StoreError::NoComponent(id))
+        let found = index.get(&id).map(|(store, _)| store.clone());
+        found.ok_or(match self.0.lacks_disks.get() {
+            true => StoreError::NotOpen(id),
+            false => StoreError::NoComponent(id),
+        })
     }
 
     /// The store of a component to which a session is open.

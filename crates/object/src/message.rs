@@ -814,6 +814,10 @@ fn enc_store_error(e: &mut Enc, error: &StoreError) {
             e.u8(9);
             e.text(why);
         }
+        StoreError::NotOpen(id) => {
+            e.u8(10);
+            e.u64(id.0);
+        }
     }
 }
 
@@ -828,6 +832,7 @@ fn dec_store_error(d: &mut Dec<'_>) -> Result<StoreError, BadMessage> {
         7 => StoreError::Bad(d.list(4, Dec::u32)?),
         8 => StoreError::Full,
         9 => StoreError::Failed(d.text()?),
+        10 => StoreError::NotOpen(ComponentId(d.u64()?)),
         _ => return Err(BadMessage("unknown store error")),
     })
 }
@@ -854,6 +859,10 @@ fn enc_volume_error(e: &mut Enc, error: &VolumeError) {
         }
         VolumeError::Gone => e.u8(6),
         VolumeError::Unsupported => e.u8(7),
+        VolumeError::Locked(why) => {
+            e.u8(8);
+            e.text(why);
+        }
     }
 }
 
@@ -866,6 +875,7 @@ fn dec_volume_error(d: &mut Dec<'_>) -> Result<VolumeError, BadMessage> {
         5 => VolumeError::TimedOut(d.text()?),
         6 => VolumeError::Gone,
         7 => VolumeError::Unsupported,
+        8 => VolumeError::Locked(d.text()?),
         _ => return Err(BadMessage("unknown volume error")),
     })
 }
@@ -1223,6 +1233,7 @@ mod tests {
             StoreError::Bad(vec![1, 2]),
             StoreError::Full,
             StoreError::Failed("disk".into()),
+            StoreError::NotOpen(ComponentId(1)),
         ] {
             all.push(Reply::Failed(error));
         }
@@ -1234,6 +1245,7 @@ mod tests {
             VolumeError::TimedOut("c".into()),
             VolumeError::Gone,
             VolumeError::Unsupported,
+            VolumeError::Locked("import".into()),
         ] {
             all.push(Reply::VolumeFailed(error));
         }

@@ -11,6 +11,7 @@ use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
 use crate::placement::{self, HostView};
 use crate::read::Readiness;
+use crate::resize::ResizeError;
 use crate::resync::Progress;
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
@@ -18,6 +19,7 @@ use atoll_format::op::OpKind;
 use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
+use atoll_world::directory::Compare;
 use atoll_world::sync::Notify;
 use atoll_world::{Components, Lane, Nanos, StoreError, World, mutant, sometimes};
 use futures_util::future::{LocalBoxFuture, select};
@@ -95,8 +97,6 @@ pub enum Event {
         at: u64,
     },
 }
-
-const NOT_OWNER: &str = "this host does not own the volume";
 
 /// Events kept until they are taken; the oldest go first.
 const EVENTS_MAX: usize = 1024;
@@ -423,20 +423,48 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
+    /// Whether an object that this host owns could be shrunk now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn may_shrink(&self, object: ObjectId) -> Result<(), ResizeError> {
+        self.0.owner(object).ok_or(ResizeError::NotOwner)?.may_shrink().await
+    }
+
     /// Shrinks an object that this host owns; the caller has discarded what lies beyond.
     ///
     /// # Errors
     /// A sentence.
-    pub async fn shrink(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
-        self.0.owner(object).ok_or(NOT_OWNER)?.shrink(size_bytes).await
+    pub async fn shrink(
+        &self,
+        object: ObjectId,
+        size_bytes: u64,
+        lock: &Compare,
+    ) -> Result<(), ResizeError> {
+        self.0.owner(object).ok_or(ResizeError::NotOwner)?.shrink(size_bytes, lock).await
     }
 
     /// Grows an object that this host owns (in place: the same legs).
     ///
     /// # Errors
     /// A sentence.
-    pub async fn grow(&self, object: ObjectId, size_bytes: u64) -> Result<(), String> {
-        self.0.owner(object).ok_or(NOT_OWNER)?.grow(size_bytes).await
+    pub async fn grow(
+        &self,
+        object: ObjectId,
+        from: u64,
+        size_bytes: u64,
+    ) -> Result<(), ResizeError> {
+        self.0.owner(object).ok_or(ResizeError::NotOwner)?.grow(from, size_bytes).await
+    }
+
+    /// Whether anything but zeros is in an object that this host owns; when in doubt, or if that is
+    /// not found out until `until`, it is.
+    ///
+    /// # Errors
+    /// A sentence: this host is not its owner.
+    pub async fn holds_data(&self, object: ObjectId, until: Nanos) -> Result<bool, ResizeError> {
+        let owner = self.0.owner(object).ok_or(ResizeError::NotOwner)?;
+        Ok(owner.holds_data(until).await)
     }
 
     /// A block of a component is bad: its object's owner, if it is here, repairs it.

@@ -83,7 +83,7 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// Returns once this owner may answer reads of that leg (R11).
-    async fn await_lease(&self, leg: &Leg) -> Result<(), Fail> {
+    pub(crate) async fn await_lease(&self, leg: &Leg) -> Result<(), Fail> {
         let held_since = self.now();
         loop {
             let renewed = self.0.lease_notify.notified();

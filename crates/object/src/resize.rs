@@ -3,8 +3,8 @@
 //! Invariant: what lies beyond the end reads as zeros once the object grows over it, whatever a
 //! copy has kept there.
 
-use crate::leg::{Leg, Member};
-use crate::limits::{CALL_DEADLINE, PIECES_MAX};
+use crate::leg::{Leg, Member, Role};
+use crate::limits::{CALL_DEADLINE, PIECES_MAX, RETRY_EVERY};
 use crate::message::{Reply, Request};
 use crate::owner::Owner;
 use crate::resync::End;
@@ -13,16 +13,60 @@ use atoll_format::op::{BlockRange, BlockTag};
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_world::components::{Copy, CopyBlock, SetTickets};
-use atoll_world::{Components, Lane, World, sometimes};
+use atoll_world::directory::Compare;
+use atoll_world::{Components, Lane, Nanos, World, sometimes};
 use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
 
-const OWNER_CHANGED: &str = "the volume's owner has changed: try again";
+/// Why a volume was not resized.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// This host does not own the object, or no longer: the next owner is to be asked.
+    #[error("the volume's owner has changed")]
+    NotOwner,
+    /// It has another size than when it was asked for, or nobody waits for it any more.
+    #[error("the volume was changed meanwhile")]
+    Changed,
+    /// A sentence.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<String> for ResizeError {
+    fn from(why: String) -> Self {
+        Self::Refused(why)
+    }
+}
 
 impl<W: World, S: Components> Owner<W, S> {
+    /// Whether the object could be shrunk now: every copy is up to date, and its host answers.
+    /// Asked before anything is discarded.
+    pub(crate) async fn may_shrink(&self) -> Result<(), ResizeError> {
+        for leg in self.legs() {
+            let members = leg.members.borrow().clone();
+            for member in members {
+                let component = member.component;
+                let request = Request::Status { component };
+                let is_here = member.role == Role::Active
+                    && matches!(
+                        self.call(member.host, Lane::Control, request, RETRY_EVERY * 2).await,
+                        Ok(Reply::Status(status)) if !status.lost
+                    );
+                if !is_here {
+                    return Err(ResizeError::Refused(format!(
+                        "the copy on host {} is not up to date: shrink when all copies are",
+                        self.0.ctx.host_name(member.host)
+                    )));
+                }
+            }
+        }
+        if self.is_stopped() { Err(ResizeError::NotOwner) } else { Ok(()) }
+    }
+
     /// Shrinks the object; what lies beyond has been discarded. Every copy must be up to date: what
-    /// one of them lacks is not looked for beyond the end afterwards.
-    pub(crate) async fn shrink(&self, size_bytes: u64) -> Result<(), String> {
+    /// one of them lacks is not looked for beyond the end afterwards. Only as long as `lock` is
+    /// held: who has given up asking for it has given that back.
+    pub(crate) async fn shrink(&self, size_bytes: u64, lock: &Compare) -> Result<(), ResizeError> {
         let behind = |record: &ObjectRecord| {
             record.members().find(|(_, m)| !m.state.is_active()).map(|(_, m)| m.host)
         };
@@ -33,33 +77,38 @@ impl<W: World, S: Components> Owner<W, S> {
             }
             shrinks
         };
-        self.change(edit).await.map_err(|_| OWNER_CHANGED)?;
+        let held = self.change_while(Some(lock), edit).await.map_err(|_| ResizeError::NotOwner)?;
+        if !held {
+            sometimes!("resize.shrink_that_nobody_waits_for");
+            return Err(ResizeError::Changed);
+        }
         let record = self.0.record.borrow();
         match behind(&record) {
-            Some(host) if record.size_bytes > size_bytes => Err(format!(
+            Some(host) if record.size_bytes > size_bytes => Err(ResizeError::Refused(format!(
                 "the copy on host {} is not up to date: shrink when all copies are",
                 self.0.ctx.host_name(host)
-            )),
+            ))),
             _ => Ok(()),
         }
     }
 
-    /// Grows the object in place: the same legs.
-    pub(crate) async fn grow(&self, size_bytes: u64) -> Result<(), String> {
+    /// Grows the object in place: the same legs. `from` is its size as seen by who asked: what is
+    /// carried out late grows no volume that has another size since.
+    pub(crate) async fn grow(&self, from: u64, size_bytes: u64) -> Result<(), ResizeError> {
         let mut grown = self.0.record.borrow().clone();
-        if size_bytes < grown.size_bytes {
-            return Err("the volume would shrink".into());
-        }
         if size_bytes == grown.size_bytes {
             return Ok(());
         }
+        if from != grown.size_bytes || size_bytes < from {
+            return Err(ResizeError::Changed);
+        }
         // One that was shrunk has kept its legs.
         if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
-            return Err(format!(
+            return Err(ResizeError::Refused(format!(
                 "the volume would need {} legs and has {}: copy it to a new volume of that size",
                 legs_needed(&grown.policy, size_bytes),
                 grown.legs.len()
-            ));
+            )));
         }
         grown.size_bytes = size_bytes;
         for (leg, member) in grown.members() {
@@ -69,20 +118,53 @@ impl<W: World, S: Components> Owner<W, S> {
             match self.call(member.host, Lane::Control, request, CALL_DEADLINE).await {
                 Ok(Reply::Done) => {}
                 other => {
-                    return Err(format!(
-                        "host {} did not grow its copy ({other:?}): resize when all copies are up",
+                    let why = match other {
+                        Ok(Reply::Failed(error)) => error.to_string(),
+                        Ok(_) => "its answer is of no use".into(),
+                        Err(error) => error.to_string(),
+                    };
+                    return Err(ResizeError::Refused(format!(
+                        "host {} did not grow its copy, {why}: resize when all copies are up",
                         self.0.ctx.host_name(member.host)
-                    ));
+                    )));
                 }
             }
         }
         self.clear_left_over(&grown).await?;
         let edit = |record: &mut ObjectRecord| {
-            let grows = record.size_bytes < size_bytes;
-            record.size_bytes = record.size_bytes.max(size_bytes);
+            let grows = record.size_bytes == from;
+            if grows {
+                record.size_bytes = size_bytes;
+            }
             grows
         };
-        self.change(edit).await.map_err(|_| OWNER_CHANGED.into())
+        self.change(edit).await.map_err(|_| ResizeError::NotOwner)?;
+        let now = self.0.record.borrow().size_bytes;
+        if now == size_bytes { Ok(()) } else { Err(ResizeError::Changed) }
+    }
+
+    /// Whether anything but zeros is in the object, as far as that is found out in time: when in
+    /// doubt it is.
+    pub(crate) async fn holds_data(&self, until: Nanos) -> bool {
+        for leg in self.legs() {
+            let Some(member) = self.any_active(&leg) else { return true };
+            let end = End::of(&member);
+            let Ok(chunks) = self.chunks_since(&end, Seq(0)).await else { return true };
+            let mut tags = futures_util::stream::iter(chunks)
+                .map(|chunk| self.tags_of(&end, chunk))
+                .buffer_unordered(PIECES_MAX);
+            while let Some(tags) = tags.next().await {
+                let is_zero = tags.is_ok_and(|t| t.iter().all(|tag| tag.state.reads_as_zero()));
+                if !is_zero || self.now() > until {
+                    return true;
+                }
+            }
+            // An owner that was superseded knows nothing of what has been written since.
+            if self.await_lease(&leg).await.is_err() {
+                return true;
+            }
+        }
+        self.is_stopped()
     }
 
     /// A shrink discards what lies beyond the new end, but a member that has lost the end of its

@@ -89,12 +89,12 @@ async fn confirm<W: World>(
     let mut nonces = Vec::new();
     loop {
         record.nonce = world.random();
-        let swapped = swap(world, revision, &record, &nonces).await;
+        let swapped = swap(world, revision, &record, &nonces, None).await;
         nonces.push(record.nonce);
         match swapped {
             Ok(Swapped::Done(revision)) => return Ok((record, revision)),
             Ok(Swapped::Earlier(record, revision)) => return Ok((*record, revision)),
-            Ok(Swapped::Other(..)) => return Err(TakeoverError::Lost),
+            Ok(Swapped::Other(..) | Swapped::GuardGone) => return Err(TakeoverError::Lost),
             Ok(Swapped::Gone) => return Err(TakeoverError::Gone),
             Err(error) if world.now() > until => {
                 return Err(TakeoverError::NotNow(error.to_string()));

@@ -11,7 +11,7 @@ use crate::pattern::SECTOR;
 use crate::rng::Rng;
 use crate::workload::{Book, Clear};
 use atoll_format::units::CHUNK;
-use atoll_node::{CreateVolume, ManageError};
+use atoll_node::{CreateVolume, ManageError, Resize};
 use atoll_world::Nanos;
 use atoll_world::volume::{VolumeError, Volumes};
 use futures_util::future::{Either, select};
@@ -131,7 +131,9 @@ impl<T: Storage> Cluster<T> {
         // Refused, or it is gone, now or in a while; as for an earlier attempt without an answer.
         let refused = matches!(
             deleted,
-            Some(Err(ManageError::InUse { .. } | ManageError::MayBeInUse { .. }))
+            Some(Err(ManageError::InUse { .. }
+                | ManageError::MayBeInUse { .. }
+                | ManageError::Locked { .. }))
         );
         self.admin().there.set(was_there && refused);
     }
@@ -146,7 +148,8 @@ impl<T: Storage> Cluster<T> {
         // there may happen in part.
         let zeros = (rest > 0).then(|| book.cleared_from(first, rest));
         self.admin().resizing.set(true);
-        let resized = self.patiently(node.resize_volume(&name, size_bytes, None, false)).await;
+        let resize = Resize { size_bytes, may_shrink: true, dry_run: false };
+        let resized = self.patiently(node.resize_volume(&name, resize, None)).await;
         self.admin().resizing.set(false);
         self.say(Some(host), format!("resize {name} to {size_bytes}: {}", told(&resized)));
         if let (Some(op), Some(Ok(_))) = (zeros, resized) {

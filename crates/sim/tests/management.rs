@@ -2,8 +2,8 @@
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
 use atoll_format::id::ObjectId;
-use atoll_format::record::Policy;
-use atoll_node::{CreateVolume, ManageError, Node};
+use atoll_format::record::{MemberState, Policy, key};
+use atoll_node::{CreateVolume, IDLE_MAX, ManageError, Node, Resize, VolumeView, export_name};
 use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::net::NetProfile;
@@ -12,9 +12,10 @@ use atoll_sim::storage::RealStorage;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_store::Store;
+use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::Volumes;
 use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 const MIB: u64 = 1 << 20;
@@ -28,6 +29,8 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 struct Hosts {
     rig: Rig,
     nodes: Rc<RefCell<Vec<Option<Host>>>>,
+    /// A host that starts without its disks.
+    without_disks: Rc<Cell<Option<u16>>>,
 }
 
 impl Hosts {
@@ -43,11 +46,18 @@ impl Hosts {
         let nodes: Rc<RefCell<Vec<Option<Host>>>> =
             Rc::new(RefCell::new((0..count).map(|_| None).collect()));
         let (storage, all) = (RealStorage::new(16 << 20), nodes.clone());
+        let without_disks = Rc::new(Cell::new(None));
+        let lost = without_disks.clone();
         rig.set_boot(move |host, disks, world| {
             let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
+            let is_lost = lost.get() == Some(host);
             world.spawn(async move {
-                let groups = storage.open(host, disks, inner.clone()).await.expect("opens");
+                let mut groups = storage.open(host, disks, inner.clone()).await.expect("opens");
+                if is_lost {
+                    groups.clear();
+                }
                 let node = Node::start(inner, node_config(host), groups);
+                node.objects().members().set_lacks_disks(is_lost);
                 all.borrow_mut()[usize::from(host)] = Some(node);
             });
         });
@@ -57,7 +67,7 @@ impl Hosts {
                 node.dissolve();
             }
         });
-        Self { rig, nodes }
+        Self { rig, nodes, without_disks }
     }
 
     fn node(&self, host: usize) -> Host {
@@ -67,6 +77,23 @@ impl Hosts {
     async fn wait(&self, span: Nanos) {
         let executor = self.rig.executor();
         executor.sleep_until(executor.now() + span).await;
+    }
+
+    fn free(&self, host: usize) -> u64 {
+        let stores = self.node(host).objects().members().stores();
+        stores.iter().map(|store| store.space().free_bytes).sum()
+    }
+
+    /// Keys of the directory as it is.
+    fn keys(&self, prefix: &str) -> Vec<String> {
+        let listing = self.rig.directory().state().list(prefix).expect("a good prefix");
+        listing.entries.into_iter().map(|entry| entry.key).collect()
+    }
+
+    /// Takes a volume's name away, and nothing else.
+    fn unname(&self, name: &str) {
+        let changes = vec![Change::Delete(key::volume(name))];
+        self.rig.directory().apply(&Txn { compares: vec![], changes }).expect("done");
     }
 
     /// Everything runs and knows everything.
@@ -100,6 +127,12 @@ async fn make(node: &Host, name: &str, size_bytes: u64) -> ObjectId {
     let create =
         CreateVolume { name: name.into(), size_bytes, policy: None, prefer: None, dry_run: false };
     node.create_volume(create).await.expect("made").record.id
+}
+
+/// To that size, whether that is more or less.
+async fn resize(node: &Host, name: &str, size_bytes: u64) -> Result<VolumeView, ManageError> {
+    let resize = Resize { size_bytes, may_shrink: true, dry_run: false };
+    node.resize_volume(name, resize, None).await
 }
 
 async fn write(node: &Host, name: &str, at: u64, byte: u8) {
@@ -148,7 +181,7 @@ fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
         write(&hosts.node(1), "v", MIB, 1).await;
         write(&hosts.node(1), "v", 7 * MIB, 2).await;
         let size = async |bytes| {
-            let done = node.resize_volume("v", bytes, None, false).await.expect("resized");
+            let done = resize(&node, "v", bytes).await.expect("resized");
             assert_eq!(done.record.size_bytes, bytes);
             let open = hosts.node(2).open("v").await.expect("opens");
             assert_eq!(open.info().size_bytes, bytes);
@@ -178,7 +211,7 @@ async fn shrunk_with_an_old_copy(hosts: &Hosts, node: &Host) -> u16 {
     hosts.wait(Nanos::from_secs(30)).await;
     let disk = hosts.rig.disks(other)[0].clone();
     let before = disk.image();
-    node.resize_volume("v", 5 * MIB, None, false).await.expect("shrunk");
+    resize(node, "v", 5 * MIB).await.expect("shrunk");
     hosts.kill(other).await;
     disk.restore(before);
     write(node, "v", MIB, 1).await;
@@ -200,7 +233,7 @@ fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
     with(3, |hosts| async move {
         let node = hosts.node(0);
         let other = shrunk_with_an_old_copy(&hosts, &node).await;
-        node.resize_volume("v", 10 * MIB, None, false).await.expect("grown");
+        resize(&node, "v", 10 * MIB).await.expect("grown");
         assert_eq!(read(&node, "v", 7 * MIB).await, 0);
         shows_what_was_written_since(&hosts, other, 1).await;
     });
@@ -222,7 +255,7 @@ fn a_volume_does_not_grow_over_what_a_copy_keeps_that_is_left_out() {
         write(&node, "v", MIB, 3).await;
         cut(false);
         let mut tries = 0;
-        while let Err(why) = node.resize_volume("v", 10 * MIB, None, false).await {
+        while let Err(why) = resize(&node, "v", 10 * MIB).await {
             let why = why.to_string();
             assert!(why.contains("when all copies are"), "{why}");
             hosts.wait(Nanos::from_ms(5)).await;
@@ -269,13 +302,13 @@ fn a_volume_is_not_shrunk_while_a_copy_is_behind() {
         write(&node, "v", MIB, 1).await;
         // Longer than its clients count as clients.
         hosts.wait(Nanos::from_secs(60)).await;
-        let refused = node.resize_volume("v", 5 * MIB, None, false).await.expect_err("refused");
+        let refused = resize(&node, "v", 5 * MIB).await.expect_err("refused");
         assert!(refused.to_string().contains("is not up to date"), "{refused}");
         assert_eq!(node.volume("v").await.expect("there").record.size_bytes, 10 * MIB);
         hosts.rig.start(away);
         hosts.wait(Nanos::from_secs(30)).await;
-        node.resize_volume("v", 5 * MIB, None, false).await.expect("all copies are up");
-        node.resize_volume("v", 10 * MIB, None, false).await.expect("grown");
+        resize(&node, "v", 5 * MIB).await.expect("all copies are up");
+        resize(&node, "v", 10 * MIB).await.expect("grown");
         assert_eq!(read(&node, "v", 7 * MIB).await, 0);
     });
 }
@@ -305,7 +338,7 @@ fn a_volume_that_an_unreachable_host_may_use_is_not_deleted() {
         write(&other, "w", 0, 1).await;
         hosts.kill(1).await;
         for force in [false, true] {
-            let refused = node.resize_volume("w", 4096, None, false).await.expect_err("perhaps");
+            let refused = resize(&node, "w", 4096).await.expect_err("perhaps");
             assert!(matches!(refused, ManageError::MayBeInUse { .. }), "{refused}");
             let deleted = node.delete_volume("x", None, force, false).await;
             assert_eq!(deleted.is_ok(), force, "{deleted:?}");
@@ -377,5 +410,244 @@ fn a_scrub_of_a_volume_looks_at_all_its_components() {
             assert!(progress.idle && progress.blocks_checked == 6, "h{host}: {progress:?}");
             assert_eq!(hosts.node(host).status().groups[0].components, 4);
         }
+    });
+}
+
+/// Whoever locks a volume hears of its clients, or they of the lock.
+#[test]
+fn a_volume_that_is_locked_for_an_import_is_opened_by_its_holder_alone() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 4 * MIB).await;
+        write(&hosts.node(1), "v", MIB, 1).await;
+        let user = hosts.node(2).open("v").await.expect("opens");
+        let refused = node.lock_for_import("v", true, 0, false).await.expect_err("in use");
+        assert!(matches!(refused, ManageError::InUse { .. }), "{refused}");
+        drop(user);
+        // Written a moment ago, and no figure of space shows it yet: the owner is asked.
+        let refused = node.lock_for_import("v", false, 0, false).await.expect_err("holds data");
+        assert!(matches!(refused, ManageError::HoldsData { .. }), "{refused}");
+        assert_eq!(read(&node, "v", MIB).await, 1);
+        let small = node.lock_for_import("v", true, 5 * MIB, false).await.expect_err("too small");
+        assert!(matches!(small, ManageError::TooSmall { .. }), "{small}");
+        let lock = node.lock_for_import("v", true, MIB, false).await.expect("locked");
+        for host in 0..3 {
+            let node = hosts.node(host);
+            for name in ["v", &export_name("v", lock.token ^ 1), &export_name("w", lock.token)] {
+                assert!(node.open(name).await.is_err(), "opened as {name} on host {host}");
+            }
+            let other = node.lock_for_import("v", true, 0, false).await.expect_err("locked");
+            assert!(matches!(other, ManageError::Locked { .. }), "{other}");
+            let other = node.delete_volume("v", None, true, false).await.expect_err("locked");
+            assert!(matches!(other, ManageError::Locked { .. }), "{other}");
+        }
+        // What it held is gone, also behind the end of a smaller image.
+        assert_eq!(read(&node, &lock.export, MIB).await, 0);
+        write(&node, &lock.export, 0, 7).await;
+        node.unlock_import("v", lock.token).await.expect("given back");
+        assert_eq!(read(&hosts.node(2), "v", 0).await, 7);
+        assert!(node.open(&lock.export).await.is_err(), "the export is still there");
+        node.delete_volume("v", None, false, false).await.expect("deleted");
+    });
+}
+
+/// Nobody is left to give the lock back.
+#[test]
+fn an_import_that_nobody_goes_on_with_does_not_keep_its_volume() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        let lock = node.lock_for_import("v", false, 0, false).await.expect("empty");
+        let client = node.open(&lock.export).await.expect("opens");
+        // Idle for as long as it likes while its client is there.
+        hosts.wait(IDLE_MAX * 3).await;
+        assert!(hosts.node(1).open("v").await.is_err(), "opened beside an import");
+        drop(client);
+        hosts.wait(IDLE_MAX + Nanos::from_secs(10)).await;
+        write(&hosts.node(1), "v", 0, 1).await;
+        assert!(node.open(&lock.export).await.is_err(), "the export is still there");
+        // And the whole host goes.
+        let lock = hosts.node(2).lock_for_import("v", true, 0, false).await.expect("locked");
+        hosts.kill(2).await;
+        assert!(node.open("v").await.is_err(), "opened though its holder may be alive");
+        hosts.rig.start(2);
+        hosts.wait(Nanos::from_secs(10)).await;
+        write(&node, "v", 0, 2).await;
+        assert!(hosts.node(2).open(&lock.export).await.is_err(), "the export outlived its host");
+        // Or never comes back.
+        hosts.node(2).lock_for_import("v", true, 0, false).await.expect("locked");
+        hosts.kill(2).await;
+        hosts.wait(Nanos::from_secs(60)).await;
+        write(&node, "v", 0, 3).await;
+    });
+}
+
+/// An owner that stands still carries nothing out later that was given up meanwhile.
+#[test]
+fn a_shrink_without_an_answer_is_not_carried_out_later() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 8 * MIB).await;
+        write(&hosts.node(1), "v", MIB, 1).await;
+        for (round, stall) in (0..20).map(|n| (n, Nanos::from_ms(5 * n))) {
+            let name = format!("s{round}");
+            make(&hosts.node(1), &name, 8 * MIB).await;
+            write(&hosts.node(1), &name, 6 * MIB, 1).await;
+            hosts.wait(Nanos::from_secs(3)).await;
+            let shrink = {
+                let (node, name) = (node.clone(), name.clone());
+                async move { resize(&node, &name, 4 * MIB).await }
+            };
+            let pause = {
+                let hosts = hosts.clone();
+                async move {
+                    hosts.wait(stall).await;
+                    hosts.rig.pause(1);
+                    hosts.wait(Nanos::from_secs(4)).await;
+                }
+            };
+            let (shrunk, ()) = futures_util::future::join(shrink, pause).await;
+            let size = node.volume(&name).await.expect("there").record.size_bytes;
+            match &shrunk {
+                Ok(view) => assert_eq!(view.record.size_bytes, 4 * MIB),
+                Err(ManageError::Unknown(_) | ManageError::NoAnswer(_)) => {}
+                Err(_) => assert_eq!(size, 8 * MIB, "{shrunk:?}, and it was done"),
+            }
+            hosts.rig.resume(1);
+            hosts.wait(Nanos::from_secs(20)).await;
+            let now = node.volume(&name).await.expect("there").record.size_bytes;
+            if !matches!(shrunk, Err(ManageError::Unknown(_))) {
+                assert_eq!(now, size, "{shrunk:?}, and done later");
+            }
+            if now == 8 * MIB {
+                write(&node, &name, 6 * MIB, 9).await;
+                hosts.wait(Nanos::from_secs(20)).await;
+                assert_eq!(read(&hosts.node(2), &name, 6 * MIB).await, 9);
+            }
+            hosts.wait(Nanos::from_secs(10)).await;
+            node.delete_volume(&name, None, false, false).await.expect("deleted");
+        }
+    });
+}
+
+/// Who makes a volume and who deletes one of that name do not meet by accident.
+#[test]
+fn volumes_that_are_made_and_deleted_by_several_hosts_leave_nothing_behind() {
+    with(3, |hosts| async move {
+        let before: Vec<u64> = (0..3).map(|h| hosts.free(h)).collect();
+        let work = (0..6).map(|n: usize| {
+            let hosts = hosts.clone();
+            async move {
+                for round in 0..40u64 {
+                    let node = hosts.node(n % 3);
+                    hosts.wait(Nanos::from_us((round * 7 + n as u64 * 13) * 997 % 5_000)).await;
+                    let create = CreateVolume {
+                        name: "x".into(),
+                        size_bytes: MIB,
+                        policy: None,
+                        prefer: None,
+                        dry_run: false,
+                    };
+                    match (n + round as usize) % 2 {
+                        0 => match node.create_volume(create).await {
+                            Ok(view) => assert_eq!(view.name, "x"),
+                            Err(ManageError::Exists { .. } | ManageError::Conflict(_)) => {}
+                            Err(other) => panic!("create: {other}"),
+                        },
+                        _ => match node.delete_volume("x", None, false, false).await {
+                            Ok(())
+                            | Err(
+                                ManageError::NotFound { .. }
+                                | ManageError::Conflict(_)
+                                | ManageError::Locked { .. }
+                                | ManageError::InUse { .. },
+                            ) => {}
+                            Err(other) => panic!("delete: {other}"),
+                        },
+                    }
+                }
+            }
+        });
+        futures_util::future::join_all(work).await;
+        hosts.wait(Nanos::from_secs(20)).await;
+        let node = hosts.node(1);
+        if node.volume("x").await.is_ok() {
+            node.delete_volume("x", None, false, false).await.expect("deleted");
+        }
+        hosts.wait(Nanos::from_secs(20)).await;
+        let keys = hosts.keys("objects/");
+        assert!(keys.is_empty(), "left over: {keys:?}");
+        assert!(hosts.keys("locks/").is_empty());
+        for (host, &before) in before.iter().enumerate() {
+            assert!(hosts.node(host).objects().members().components().is_empty());
+            assert_eq!(hosts.free(host), before, "space of host {host}");
+        }
+    });
+}
+
+/// As releases before left them: no name leads there, so nobody can delete it.
+#[test]
+fn an_object_without_a_name_is_found_told_and_removed() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        let id = make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        let kept = make(&node, "w", MIB).await;
+        hosts.unname("v");
+        // A new volume has the name by now.
+        let new = make(&hosts.node(2), "v", MIB).await;
+        hosts.wait(Nanos::from_secs(120)).await;
+        let left = hosts.keys("objects/");
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(
+            left.iter()
+                .all(|key| key.ends_with(&kept.to_string()) || key.ends_with(&new.to_string()))
+        );
+        let told = (0..3).flat_map(|h| hosts.node(h).local_events(0, 10_000));
+        assert!(
+            told.into_iter().any(|e| e.kind == "object-without-a-name" && e.object == Some(id))
+        );
+    });
+}
+
+/// A host that has said that it goes has no clients: nobody waits until it may have none.
+#[test]
+fn a_host_that_stopped_in_order_does_not_keep_volumes() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        for name in ["v", "w"] {
+            make(&node, name, MIB).await;
+            write(&hosts.node(2), name, 0, 1).await;
+        }
+        hosts.node(2).stop().await;
+        hosts.kill(2).await;
+        node.delete_volume("v", None, false, false).await.expect("deleted");
+        // It is there again, and dies without a word.
+        hosts.rig.start(2);
+        hosts.wait(Nanos::from_secs(10)).await;
+        hosts.kill(2).await;
+        let refused = node.delete_volume("w", None, false, false).await.expect_err("perhaps");
+        assert!(matches!(refused, ManageError::MayBeInUse { .. }), "{refused}");
+    });
+}
+
+/// A disk that cannot be used now may come back, and what was on it is waited for.
+#[test]
+fn copies_on_a_disk_that_is_missing_are_waited_for() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        let other = other_copy(&node, "v").await;
+        hosts.without_disks.set(Some(other));
+        hosts.kill(other).await;
+        hosts.rig.start(other);
+        write(&node, "v", 0, 2).await;
+        hosts.wait(Nanos::from_secs(120)).await;
+        let record = node.volume("v").await.expect("there").record;
+        let lost = record
+            .members()
+            .any(|(_, m)| matches!(m.state, MemberState::Absent { lost: true, .. }));
+        assert!(!lost && record.members().count() == 2, "rebuilt at once: {record:?}");
     });
 }

@@ -236,6 +236,9 @@ pub enum StoreError {
     /// No such component here.
     #[error("component {0} is not in this disk group")]
     NoComponent(ComponentId),
+    /// No such component is open here, but a disk of this host cannot be used now and may have it.
+    #[error("component {0} may be on a disk that cannot be used now")]
+    NotOpen(ComponentId),
     /// It is there already, with another specification.
     #[error("component {0} exists already")]
     Exists(ComponentId),

@@ -74,6 +74,9 @@ pub enum VolumeError {
     /// Deleted, or its host is stopping.
     #[error("the volume is gone")]
     Gone,
+    /// Somebody has it to itself for now; says who, and for what.
+    #[error("{0}")]
+    Locked(String),
     /// Not in this volume's capabilities.
     #[error("not supported")]
     Unsupported,

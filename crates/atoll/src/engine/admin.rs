@@ -8,16 +8,17 @@ use crate::control::{Change, Sample, Value};
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
-    Host, Io, Level, Member, MemberState, Method, Placement, Policy, PolicyCheck, Resync,
-    ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate, VolumePatch,
-    VolumeState,
+    Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement, Policy, PolicyCheck,
+    Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate, VolumeLock,
+    VolumeLockRequest, VolumePatch, VolumeState,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
+use atoll_format::units::BLOCK;
 use atoll_node::{
-    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Severity, VolumeView,
+    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity, VolumeView,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
@@ -54,9 +55,25 @@ pub fn problem(error: ManageError) -> Problem {
             .hint(format!("'atoll session list --volume {name}' names its clients")),
         ManageError::MayBeInUse { host, .. } => Problem::new(Code::InUse, detail)
             .hint(format!("start {host}; one that stays away is waited for half a minute")),
-        // The node says it of policies too, with a sentence of its own.
-        ManageError::Conflict(what) if what.contains(" is used by ") => {
-            Problem::new(Code::InUse, what)
+        ManageError::Locked { host, .. } => Problem::new(Code::InUse, detail).hint(format!(
+            "it is over soon; an import that was given up, within a minute: 'atoll volume list' \
+             on host {host}"
+        )),
+        ManageError::HoldsData { .. } => Problem::new(Code::WouldRiskData, detail)
+            .hint("--yes replaces what it holds")
+            .field("replace"),
+        ManageError::TooSmall { name, wanted, .. } => Problem::new(Code::BadSize, detail)
+            .hint(format!("atoll volume resize {name} {}", wanted.next_multiple_of(BLOCK))),
+        ManageError::WouldShrink { name, size, .. } => Problem::new(Code::WouldRiskData, detail)
+            .hint(format!("atoll volume resize {name} {size} --shrink"))
+            .field("size_bytes"),
+        ManageError::PolicyInUse { .. } => Problem::new(Code::InUse, detail),
+        ManageError::Unknown(_) => {
+            Problem::new(Code::TimedOut, detail).hint("atoll volume list; atoll events")
+        }
+        ManageError::NoAnswer(_) => {
+            Problem::new(Code::TimedOut, format!("{detail}: whether it was done is not known"))
+                .hint("atoll host list; then look before trying again")
         }
         ManageError::Conflict(_) => Problem::new(Code::Changed, detail).hint("look again"),
         ManageError::Directory(_) => Problem::new(
@@ -527,13 +544,6 @@ impl Engine {
 
     fn volume_item(&self, view: &VolumeView, cluster: &View) -> Volume {
         let name = &view.name;
-        let mut exports = Vec::new();
-        if let Some(socket) = &self.config.nbd_socket {
-            exports.push(Nbd::unix(name, socket).to_string());
-        }
-        if let Some(address) = self.config.nbd_tcp {
-            exports.push(Nbd::tcp(name, address).to_string());
-        }
         let sessions = self.meter.sessions().iter().filter(|s| s.volume == *name).count();
         Volume {
             name: name.clone(),
@@ -549,8 +559,56 @@ impl Engine {
             created_at: rfc3339(view.created_ms),
             revision: view.revision,
             io: self.meter.rate(name),
-            exports,
+            exports: self.exports(name),
         }
+    }
+
+    /// Where clients of this host reach an export.
+    fn exports(&self, name: &str) -> Vec<String> {
+        let mut exports = Vec::new();
+        if let Some(socket) = &self.config.nbd_socket {
+            exports.push(Nbd::unix(name, socket).to_string());
+        }
+        if let Some(address) = self.config.nbd_tcp {
+            exports.push(Nbd::tcp(name, address).to_string());
+        }
+        exports
+    }
+
+    /// Has a volume to itself for an import.
+    pub async fn volume_lock(
+        &self,
+        name: &str,
+        request: VolumeLockRequest,
+        dry_run: bool,
+    ) -> Result<VolumeLock, Problem> {
+        let VolumeLockRequest { purpose: LockPurpose::Import, replace, min_size_bytes } = request;
+        let node = &self.running()?.node;
+        let name = self.name_of(name).await?;
+        let lock = node.lock_for_import(&name, replace, min_size_bytes, dry_run).await;
+        let lock = lock.map_err(problem)?;
+        Ok(VolumeLock {
+            volume: lock.volume.name,
+            id: lock.volume.record.id.to_string(),
+            size_bytes: lock.volume.record.size_bytes,
+            token: format!("{:016x}", lock.token),
+            exports: self.exports(&lock.export),
+        })
+    }
+
+    /// Gives an import's lock back.
+    pub async fn volume_unlock(
+        &self,
+        name: &str,
+        token: u64,
+        dry_run: bool,
+    ) -> Result<(), Problem> {
+        let node = &self.running()?.node;
+        let name = self.name_of(name).await?;
+        if dry_run {
+            return Ok(());
+        }
+        node.unlock_import(&name, token).await.map_err(problem)
     }
 
     /// All volumes; load and clients of this host only.
@@ -610,18 +668,8 @@ impl Engine {
         let node = &running.node;
         let name = self.name_of(name).await?;
         let Some(size) = patch.size_bytes else { return self.volume(&name).await };
-        let before = node.volume(&name).await.map_err(problem)?.record.size_bytes;
-        if size < before && !patch.shrink {
-            let detail = format!(
-                "the new size of volume {name}, {size} bytes, is below the present one, {before}: \
-                 what lies beyond would be lost"
-            );
-            return Err(Problem::new(Code::WouldRiskData, detail)
-                .hint(format!("atoll volume resize {name} {size} --shrink"))
-                .field("size_bytes"));
-        }
-        let changed =
-            node.resize_volume(&name, size, if_revision, dry_run).await.map_err(problem)?;
+        let resize = Resize { size_bytes: size, may_shrink: patch.shrink, dry_run };
+        let changed = node.resize_volume(&name, resize, if_revision).await.map_err(problem)?;
         Ok(self.one(running, changed))
     }
 

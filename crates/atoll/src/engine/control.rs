@@ -16,7 +16,8 @@ use atoll_api::routes::PREFIX;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, HealthCheck, Host,
     Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
-    Session, Status, Task, Volume, VolumeCreate, VolumePatch, VolumeState,
+    Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    VolumeState,
 };
 use atoll_api::uri::escape;
 use atoll_api::{Client, Code, Endpoint, Item, Problem};
@@ -392,6 +393,27 @@ impl Control for EngineControl {
             engine.volume_delete(&name, change).await
         };
         self.bridge.call(delete).await
+    }
+
+    async fn volume_lock(
+        &self,
+        name: &str,
+        request: VolumeLockRequest,
+        change: Change,
+    ) -> Answer<VolumeLock> {
+        let name = name.to_owned();
+        let lock = move |engine: std::rc::Rc<Engine>| async move {
+            engine.volume_lock(&name, request, change.dry_run).await
+        };
+        self.bridge.call(lock).await
+    }
+
+    async fn volume_unlock(&self, name: &str, token: u64, change: Change) -> Answer<()> {
+        let name = name.to_owned();
+        let unlock = move |engine: std::rc::Rc<Engine>| async move {
+            engine.volume_unlock(&name, token, change.dry_run).await
+        };
+        self.bridge.call(unlock).await
     }
 
     async fn placement(&self, name: &str) -> Answer<Placement> {

@@ -162,6 +162,8 @@ impl<W: World, V: Volumes> Volumes for MeteredVolumes<W, V> {
 
     async fn open(&self, name: &str) -> Result<Self::Volume, VolumeError> {
         let inner = self.inner.open(name).await?;
+        // An import's export is called NAME:TOKEN, and is a client of NAME.
+        let name = name.split(':').next().unwrap_or(name);
         let id = self.meter.0.next_session.get();
         self.meter.0.next_session.set(id + 1);
         let peer = PEER.try_with(Rc::clone).unwrap_or_else(|_| "unknown".into());

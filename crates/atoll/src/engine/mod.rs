@@ -245,6 +245,10 @@ impl Engine {
             release: env!("CARGO_PKG_VERSION").into(),
         };
         let node = Node::start(world.clone(), config, groups);
+        // An empty disk is another one, and what the old one had is lost. Any other that is not in
+        // use may be back after a restart.
+        let lacks_disks = troubles.iter().any(|(_, kind, _)| *kind == "disk-unusable");
+        node.objects().members().set_lacks_disks(lacks_disks);
         node.objects().set_repair_delay(cluster.repair_delay_s);
         node.objects().set_resync_floor(cluster.resync_floor_bytes);
         let days = Nanos::from_secs(self.config.scrub_every_days * 86_400);

@@ -189,6 +189,21 @@ impl<C: Control> Rest<C> {
             Op::VolumeDelete => {
                 control.volume_delete(asked.param(0), change).await.map(|()| nothing())
             }
+            Op::VolumeLock => {
+                let request = asked.body()?;
+                self.item(control.volume_lock(asked.param(0), request, change).await?)
+            }
+            Op::VolumeUnlock => {
+                let token = asked.query("token").unwrap_or_default();
+                let digits = token.len() == 16 && token.bytes().all(|b| b.is_ascii_hexdigit());
+                let token = u64::from_str_radix(token, 16).ok().filter(|_| digits);
+                let bad = || {
+                    Problem::new(Code::BadValue, "token is not 16 hexadecimal digits")
+                        .field("token")
+                };
+                let token = token.ok_or_else(bad)?;
+                control.volume_unlock(asked.param(0), token, change).await.map(|()| nothing())
+            }
             Op::VolumePlacement => self.item(control.placement(asked.param(0)).await?),
             Op::ResyncShow => self.item(control.resync(scope).await?),
             Op::ResyncPatch => {
@@ -241,9 +256,15 @@ impl<C: Control> Rest<C> {
         match self.keys.begin(key, &asked.bytes)? {
             Begin::Known(volume) => self.volume(volume),
             Begin::New(slot) => {
-                let volume = self.control.volume_create(request, asked.change).await?;
-                slot.finish(volume.clone());
-                self.volume(volume)
+                let (control, change) = (self.control.clone(), asked.change);
+                // To its end, whoever listens: a client that has given up comes back with its key.
+                let made = tokio::spawn(async move {
+                    let volume = control.volume_create(request, change).await?;
+                    slot.finish(volume.clone());
+                    Ok(volume)
+                });
+                let failed = |e| Problem::new(Code::Failed, format!("creating it ended: {e}"));
+                self.volume(made.await.map_err(failed)??)
             }
         }
     }

@@ -282,6 +282,30 @@ impl Control for Fake {
         }
         Ok(changed)
     }
+    async fn volume_lock(
+        &self,
+        name: &str,
+        request: VolumeLockRequest,
+        _: Change,
+    ) -> Answer<VolumeLock> {
+        let state = self.0.lock().unwrap();
+        let volume = state.volumes.get(name).ok_or_else(|| Problem::not_found("volume", name))?;
+        if volume.used_bytes > 0 && !request.replace {
+            let detail = format!("volume '{name}' holds data");
+            return Err(Problem::new(Code::WouldRiskData, detail).hint("--yes"));
+        }
+        Ok(VolumeLock {
+            volume: name.into(),
+            id: volume.id.clone(),
+            size_bytes: volume.size_bytes,
+            token: format!("{:016x}", 7),
+            exports: vec![],
+        })
+    }
+    async fn volume_unlock(&self, name: &str, token: u64, _: Change) -> Answer<()> {
+        let found = self.0.lock().unwrap().volumes.contains_key(name) && token == 7;
+        found.then_some(()).ok_or_else(|| Problem::not_found("import lock", name))
+    }
     async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
         let mut state = self.0.lock().unwrap();
         let volume = state.volumes.get(name).ok_or_else(|| Problem::not_found("volume", name))?;

@@ -228,7 +228,7 @@ fn failed<V: Volume>(volume: &V, error: &VolumeError, part: Option<u64>, writes:
             if writes && behind { Errno::NoSpace } else { Errno::Invalid }
         }
         VolumeError::NoSpace(_) => Errno::NoSpace,
-        VolumeError::ReadOnly => Errno::Perm,
+        VolumeError::ReadOnly | VolumeError::Locked(_) => Errno::Perm,
         VolumeError::Io(_) | VolumeError::TimedOut(_) => Errno::Io,
         VolumeError::Gone => Errno::Shutdown,
         VolumeError::Unsupported => Errno::NotSupported,
