@@ -4,10 +4,13 @@ import json
 import os
 import unittest
 
-from harness import ATOLL, Cluster, Stack, free_ports, row, run
+from harness import ATOLL, Cluster, ClusterTest, Stack, free_ports, row, run
+from nbd import Client
 from process import end  # the harness has completed the path
 from targets import start_qemu_nbd
 from uri import nbd
+
+IN_USE, RISK = 4, 7
 
 # Every byte that is special in some reader of URIs, command lines or option lists.
 NAMES = ["a b", "a%20b", "a#b", "a&b=c", "a?b", "a;b", "a+b", "a,b", "\u00e4", "it's", b"\xff\n"]
@@ -88,3 +91,53 @@ class Addresses(unittest.TestCase):
             words = ["--ioengine=nbd", f"--uri={address}", "--rw=read", "--size=1M", "--bs=64k"]
             run(["fio", "--name=x", *words])
             end(server)
+
+
+class Imports(ClusterTest):
+    """What an import does to a volume that is there already."""
+
+    size = "8MiB"
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    @row("issue 20, 1, 3: what a volume holds is asked for at its owner, and replaced as a whole")
+    def test_over_old_data(self):
+        old, small = noise(self.path("old.raw"), 8 << 20), noise(self.path("small.raw"), 5000 * 512)
+        with Client(self.cluster.nbd(2), self.volume) as client:
+            client.write(8 << 19, b"fresh" * 100 + bytes(12))
+            client.flush()
+        # Just written, by another host, and not in any figure yet.
+        self.refused("volume", "import", self.volume, old, status=RISK, says=["--yes"])
+        self.cluster.cli("volume", "import", self.volume, old, "--yes", "--verify")
+        self.refused("volume", "import", self.volume, small, status=RISK)
+        self.assertTrue(same(old, self.cluster.uri(3, self.volume)), "the old data stayed")
+        done = self.cluster.cli("volume", "import", self.volume, small, "--yes", "--verify")
+        self.assertIn("volume data has 8388608 bytes, 2560000 of the image and then", done.stderr)
+        expected = self.path("expected.raw")
+        with open(small, "rb") as f, open(expected, "wb") as out:
+            out.write(f.read())
+            out.truncate(8 << 20)
+        self.assertTrue(same(expected, self.cluster.uri(2, self.volume)), "old bytes are behind")
+        self.cluster.cli("volume", "export", self.volume, self.path("out.raw"))
+        self.assertTrue(same(expected, self.path("out.raw")))
+
+    @row("issue 20, 1: a volume in use is not imported into, --yes or not, paused hosts included")
+    def test_in_use(self):
+        old = noise(self.path("old.raw"), 8 << 20)
+        self.cluster.cli("volume", "import", self.volume, old, "--yes")
+        client = Client(self.cluster.nbd(3), self.volume)
+        client.read(0, 4096)
+        words = ("volume", "import", self.volume, old, "--yes")
+        self.refused(*words, status=IN_USE)
+        self.cluster.pause(3)
+        try:
+            self.refused(*words, status=IN_USE)
+        finally:
+            self.cluster.resume(3)
+        client.close()
+        self.cluster.cli(*words)
+        # An import that fails gives the volume back, and removes one that it made.
+        too_large = noise(self.path("large.raw"), 9 << 20)
+        self.refused("volume", "import", self.volume, too_large, "--yes", says="too large.*9.0 MiB")
+        self.cluster.cli("volume", "delete", self.volume, "--yes")

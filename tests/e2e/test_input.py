@@ -271,7 +271,7 @@ class Images(ClusterTest):
         child.send_signal(signal.SIGINT)
         said = child.communicate(timeout=20)[1]
         self.assertIn(child.returncode, (130, -signal.SIGINT), said)
-        self.cluster.cli("volume", "import", "v", raw)  # again, whole
+        self.cluster.cli("volume", "import", "v", raw, "--yes")  # again, whole
         compared = run(
             ["qemu-img", "compare", "-f", "raw", "-F", "raw", raw, self.cluster.uri(2, "v")],
             check=False,

@@ -85,6 +85,13 @@ fn used(name: &str) -> Problem {
         .hint(format!("atoll session list --volume {name}"))
 }
 
+/// The volume of that name or id.
+fn called<'a>(state: &'a State, name: &str) -> Answer<&'a Volume> {
+    let by_id = || state.volumes.values().find(|volume| volume.id == name);
+    let found = state.volumes.get(name).or_else(by_id);
+    found.ok_or_else(|| Problem::not_found("volume", name))
+}
+
 impl Control for Fake {
     fn unix_ms(&self) -> u64 {
         NOW_MS
@@ -289,13 +296,20 @@ impl Control for Fake {
         _: Change,
     ) -> Answer<VolumeLock> {
         let state = self.0.lock().unwrap();
-        let volume = state.volumes.get(name).ok_or_else(|| Problem::not_found("volume", name))?;
+        let volume = called(&state, name)?;
+        if state.used.contains(&volume.name) {
+            return Err(used(&volume.name));
+        }
+        if volume.size_bytes < request.min_size_bytes {
+            let detail = format!("volume '{}' has {} bytes", volume.name, volume.size_bytes);
+            return Err(Problem::new(Code::BadSize, detail));
+        }
         if volume.used_bytes > 0 && !request.replace {
             let detail = format!("volume '{name}' holds data");
             return Err(Problem::new(Code::WouldRiskData, detail).hint("--yes"));
         }
         Ok(VolumeLock {
-            volume: name.into(),
+            volume: volume.name.clone(),
             id: volume.id.clone(),
             size_bytes: volume.size_bytes,
             token: format!("{:016x}", 7),
@@ -303,12 +317,13 @@ impl Control for Fake {
         })
     }
     async fn volume_unlock(&self, name: &str, token: u64, _: Change) -> Answer<()> {
-        let found = self.0.lock().unwrap().volumes.contains_key(name) && token == 7;
+        let found = called(&self.0.lock().unwrap(), name).is_ok() && token == 7;
         found.then_some(()).ok_or_else(|| Problem::not_found("import lock", name))
     }
     async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
         let mut state = self.0.lock().unwrap();
-        let volume = state.volumes.get(name).ok_or_else(|| Problem::not_found("volume", name))?;
+        let volume = called(&state, name)?.clone();
+        let name = &volume.name;
         if change.if_revision.is_some_and(|wanted| wanted != volume.revision) {
             return Err(Problem::new(Code::Changed, format!("volume {name} has changed")));
         }

@@ -1,28 +1,28 @@
 //! `atoll volume import`.
+//!
+//! Invariant: what protects a volume's data is the server's: it locks the volume for this copy, and
+//! empties it, or refuses. The copy goes through an export that only the lock's token opens.
 
 use super::look::{Image, look};
 use super::tool::{PARALLEL, copy, qemu_img};
 use super::{Copied, done, export_of, find, plain};
 use crate::cli::args::ImageFormat;
 use crate::cli::commands::segment;
-use crate::cli::out::Run;
+use crate::cli::out::{Failure, Run};
 use crate::cli::{Context, interrupted, or_interrupt};
 use atoll_api::client::Call;
-use atoll_api::envelope::List;
 use atoll_api::routes::PREFIX;
 use atoll_api::types;
 use atoll_api::{Code, Problem};
 use atoll_format::units::{BLOCK, iec};
 use hyper::Method;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long our own client may still be seen after it has ended: its requests are being finished.
 const OURS_LEAVES: Duration = Duration::from_secs(10);
-/// How long somebody else's client may take to go before the volume counts as in use.
-const OTHERS_LEAVE: Duration = Duration::from_secs(2);
-/// How often that is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often it is tried again meanwhile.
+const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// What `volume import` was asked.
 pub struct Import {
@@ -37,7 +37,7 @@ pub struct Import {
 /// `atoll volume import`.
 ///
 /// # Errors
-/// See the head of this file; the message names the image or the volume.
+/// See the head of the module; the message names the image or the volume.
 pub async fn import(context: &Context, asked: Import) -> Run {
     let path = format!("/volumes/{}", segment("volume", &asked.name)?);
     let work = look(&asked.file, asked.format);
@@ -46,10 +46,7 @@ pub async fn import(context: &Context, asked: Import) -> Run {
         context.out.note(note);
     }
     let (volume, created) = match find(context, &path).await {
-        Ok(volume) => {
-            check_target(context, &volume, &image, &asked.file).await?;
-            (volume, false)
-        }
+        Ok(volume) => (volume, false),
         Err(problem) if problem.code == Code::NotFound && !asked.existing => {
             let size_bytes = image.bytes.next_multiple_of(BLOCK);
             let name = asked.name.clone();
@@ -61,50 +58,107 @@ pub async fn import(context: &Context, asked: Import) -> Run {
         }
         Err(problem) => return Err(problem.into()),
     };
-    if context.globals.dry_run {
-        let what = if created { "would be created for" } else { "can hold" };
-        context.out.note(&format!("volume {} {what} {}", asked.name, asked.file.display()));
+    if context.globals.dry_run && created {
+        let file = asked.file.display();
+        context.out.note(&format!("volume {} would be created for {file}", asked.name));
         return Ok(());
     }
-    let copied = copy_in(context, &asked, &image, &volume, created).await;
-    if copied.is_err() {
-        // Our own client is on its way out; until it has gone, the volume is in use.
-        let _ = clients(context, &asked.name, OURS_LEAVES).await;
-        if created {
-            let call = Call::of(Method::DELETE, format!("{PREFIX}{path}"));
-            match context.client.bytes(call).await {
-                Ok(_) => context.out.note(&format!("volume {} was removed again", asked.name)),
-                Err(problem) => context.out.note(&format!(
-                    "volume {} could not be removed again: {}",
-                    asked.name, problem.detail
-                )),
+    // By its id from here on: the name may be another volume's by then.
+    let path = format!("{PREFIX}/volumes/{}", volume.id);
+    let copied = locked(context, &asked, &image, &path).await;
+    if copied.is_err() && created {
+        let name = &asked.name;
+        match insist(context, &Call::of(Method::DELETE, path)).await {
+            Ok(()) => context.out.note(&format!("volume {name} was removed again")),
+            Err(problem) => {
+                let why = problem.detail;
+                context.out.note(&format!("volume {name} could not be removed again: {why}"));
             }
-        } else {
-            context.out.note(&format!("volume {} holds a part of the image", asked.name));
         }
     }
     copied
+}
+
+/// Copies while the volume is locked for it.
+async fn locked(context: &Context, asked: &Import, image: &Image, path: &str) -> Run {
+    let lock = lock(context, asked, image, path).await?;
+    if context.globals.dry_run {
+        let (name, file) = (&asked.name, asked.file.display());
+        context.out.note(&format!("volume {name} can hold {file}"));
+        return Ok(());
+    }
+    let copied = copy_in(context, asked, image, &lock).await;
+    if copied.is_err() {
+        context.out.note(&format!("volume {} holds a part of the image", asked.name));
+    }
+    let unlock = Call::of(Method::DELETE, format!("{path}/lock?token={}", lock.token));
+    if let Err(problem) = insist(context, &unlock).await {
+        let (name, why) = (&asked.name, problem.detail);
+        context.out.note(&format!("the lock of volume {name} could not be given back: {why}"));
+        context.out.note("it ends by itself a minute after its last client");
+    }
+    copied
+}
+
+/// Has the volume locked and emptied; asks first if it holds data.
+async fn lock(
+    context: &Context,
+    asked: &Import,
+    image: &Image,
+    path: &str,
+) -> Result<types::VolumeLock, Failure> {
+    let request = |replace| {
+        let dry = if context.globals.dry_run { "?dry_run=true" } else { "" };
+        let wanted = types::VolumeLockRequest {
+            purpose: types::LockPurpose::Import,
+            replace,
+            min_size_bytes: image.bytes,
+        };
+        Call::of(Method::POST, format!("{path}/lock{dry}")).json(&wanted)
+    };
+    let sure = context.globals.yes || context.globals.dry_run;
+    let locked = match context.client.item(request(sure)).await {
+        Err(problem) if problem.code == Code::WouldRiskData && !sure => {
+            let name = &asked.name;
+            context.confirm(&format!("{}: it will be replaced?", problem.detail)).await.map_err(
+                |failure| match failure {
+                    Failure::Problem(mut problem) if problem.hint.is_some() => {
+                        problem.hint = Some(format!("--yes replaces what volume {name} holds"));
+                        Failure::Problem(problem)
+                    }
+                    other => other,
+                },
+            )?;
+            context.client.item(request(true)).await
+        }
+        other => other,
+    };
+    locked.map(|locked| locked.item).map_err(|problem| match problem.code {
+        Code::BadSize => {
+            let (file, is) = (asked.file.display(), iec(image.bytes));
+            let detail = format!("{file} is too large ({is}): {}", problem.detail);
+            Problem { detail, ..problem }.into()
+        }
+        _ => problem.into(),
+    })
 }
 
 async fn copy_in(
     context: &Context,
     asked: &Import,
     image: &Image,
-    volume: &types::Volume,
-    created: bool,
+    lock: &types::VolumeLock,
 ) -> Run {
-    let target = export_of(&volume.name, &volume.exports)?;
+    let target = export_of(&lock.volume, &lock.exports)?;
     let mut command = qemu_img();
-    command.args(["convert", "-p", "-n", "-W", "-m", PARALLEL, "-t", "writeback"]);
-    if created {
-        // A new volume reads as zeros: holes need not be written.
-        command.arg("--target-is-zero");
-    }
-    command.args(["-f", image.format.name(), "-O", "raw"]);
+    // What the server has emptied reads as zeros: holes need not be written.
+    command.args(["convert", "-p", "-n", "-W", "--target-is-zero", "-m", PARALLEL]);
+    command.args(["-t", "writeback", "-f", image.format.name(), "-O", "raw"]);
     command.arg(plain(&asked.file)).arg(&target);
     copy(context, command, &format!("import {}", asked.name), image.bytes).await?;
     if asked.verify {
         let mut command = qemu_img();
+        // It compares what lies behind the image's end with zeros.
         command.args(["compare", "-p", "-f", image.format.name(), "-F", "raw"]);
         command.arg(plain(&asked.file)).arg(&target);
         copy(context, command, &format!("verify {}", asked.name), image.bytes).await?;
@@ -114,61 +168,24 @@ async fn copy_in(
         file: asked.file.display().to_string(),
         format: image.format.name(),
         bytes: image.bytes,
-        volume_bytes: volume.size_bytes,
+        volume_bytes: lock.size_bytes,
         verified: asked.verify,
     };
     done(context, copied)
 }
 
-/// Clients of a volume that stay: one that is leaving is waited for.
-async fn clients(
-    context: &Context,
-    volume: &str,
-    wait: Duration,
-) -> Result<Vec<types::Session>, Problem> {
-    let deadline = tokio::time::Instant::now() + wait;
+/// A change that is refused as long as our own client is still on its way out.
+async fn insist(context: &Context, call: &Call) -> Result<(), Problem> {
+    let deadline = tokio::time::Instant::now() + OURS_LEAVES;
     loop {
-        let call = Call::get(format!("{PREFIX}/sessions?volume={volume}"));
-        let sessions: List<types::Session> = context.client.list(call).await?;
-        if sessions.items.is_empty() || tokio::time::Instant::now() > deadline {
-            return Ok(sessions.items);
+        match context.client.bytes(call.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(problem)
+                if problem.code == Code::InUse && tokio::time::Instant::now() < deadline =>
+            {
+                tokio::time::sleep(TRY_EVERY).await;
+            }
+            Err(problem) => return Err(problem),
         }
-        tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-/// Whether the image may be copied into an existing volume.
-async fn check_target(
-    context: &Context,
-    volume: &types::Volume,
-    image: &Image,
-    file: &Path,
-) -> Run {
-    let name = &volume.name;
-    let sessions = clients(context, name, OTHERS_LEAVE).await?;
-    if let Some(session) = sessions.first() {
-        let detail = format!(
-            "volume {name} is in use: {} clients, the first on host {}",
-            sessions.len(),
-            session.host
-        );
-        let hint = format!("atoll session list --volume {name}");
-        return Err(Problem::new(Code::InUse, detail).hint(hint).into());
-    }
-    if image.bytes > volume.size_bytes {
-        let detail = format!(
-            "{} is larger ({}) than volume {name} ({})",
-            file.display(),
-            iec(image.bytes),
-            iec(volume.size_bytes)
-        );
-        let size = image.bytes.next_multiple_of(BLOCK);
-        let hint = format!("atoll volume resize {name} {size}");
-        return Err(Problem::new(Code::BadSize, detail).hint(hint).into());
-    }
-    if volume.used_bytes > 0 {
-        let used = iec(volume.used_bytes);
-        context.confirm(&format!("what volume {name} holds ({used}) will be replaced?")).await?;
-    }
-    Ok(())
 }
