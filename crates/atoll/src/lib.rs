@@ -11,6 +11,7 @@ pub mod control;
 pub mod dev;
 pub mod engine;
 pub mod lock;
+pub mod log;
 pub mod metrics;
 pub mod rest;
 pub mod serve;

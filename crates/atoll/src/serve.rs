@@ -11,12 +11,13 @@ use crate::cli::{Context, Interrupt};
 use crate::config::Config;
 use crate::engine::{Bound, Engine, EngineControl};
 use crate::lock::DataDir;
+use crate::log;
 use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_real::directory::DirectoryServer;
 use atoll_real::{Shard, stay_awake, wake_quickly};
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use tokio::sync::{oneshot, watch};
 
 /// Runs the daemon until it is told to stop.
@@ -31,7 +32,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         context.out.note(&format!("{}: good", serve.config.display()));
         return Ok(());
     }
-    log_to_stderr(&config.log_level, config.log_json);
+    log::start(&config.log_level, config.log_json);
     let data = DataDir::lock(&config.data_dir)?;
     let host: HostId = {
         let new = random_host()?;
@@ -132,7 +133,7 @@ fn random_host() -> Result<HostId, Problem> {
 /// # Errors
 /// Why it cannot start, or had to stop.
 pub async fn directory(context: &Context, directory: Directory) -> Run {
-    log_to_stderr("info", false);
+    log::start("info", false);
     let failed = |why: String| Problem::new(Code::LocalFile, why);
     let server = DirectoryServer::open(&directory.file)
         .map_err(|e| failed(format!("the directory: {e}")))?;
@@ -142,15 +143,4 @@ pub async fn directory(context: &Context, directory: Directory) -> Run {
     tracing::info!(socket = %directory.socket.display(), "the directory serves");
     let served = listening.serve(context.interrupt.wait()).await;
     Ok(served.map_err(|e| failed(format!("the directory: {e}")))?)
-}
-
-/// From now on, everything that is logged goes to stderr.
-fn log_to_stderr(level: &str, json: bool) {
-    let filter = tracing_subscriber::EnvFilter::new(format!("{level},hyper=warn"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    // Only the first call of a process counts.
-    let _ = if json { log.json().try_init() } else { log.try_init() };
 }

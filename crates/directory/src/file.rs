@@ -402,7 +402,7 @@ fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Trouble>) -> Result<
             if std::thread::current().id() != this {
                 return usual(panic);
             }
-            eprintln!("error: {}", unreadable(panic.payload()).at(&path));
+            say_or_go_on(format!("error: {}\n", unreadable(panic.payload()).at(&path)));
             std::process::exit(1);
         }));
         let result = read();
@@ -411,6 +411,18 @@ fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Trouble>) -> Result<
     }
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(read))
         .unwrap_or_else(|payload| Err(unreadable(&*payload)))
+}
+
+/// Says it on stderr, unless that takes nothing for a second (a pipe that nobody reads).
+#[allow(clippy::disallowed_methods, reason = "the process ends; a write may wait for ever")]
+fn say_or_go_on(text: String) {
+    use std::io::Write;
+    let (said, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = io::stderr().write_all(text.as_bytes());
+        let _ = said.send(());
+    });
+    let _ = wait.recv_timeout(std::time::Duration::from_secs(1));
 }
 
 fn unreadable(payload: &(dyn std::any::Any + Send)) -> Trouble {

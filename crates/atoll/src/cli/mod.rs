@@ -76,7 +76,9 @@ impl Interrupt {
 
 /// Runs the program; what it returns is the process's exit code.
 pub fn main() -> ExitCode {
-    ExitCode::from(run(std::env::args_os()))
+    let code = run(std::env::args_os());
+    crate::log::flush();
+    ExitCode::from(code)
 }
 
 /// Runs one command line.
@@ -182,7 +184,9 @@ fn fail(failure: Failure) -> u8 {
     match failure {
         Failure::Exit(code) => code,
         Failure::Problem(problem) => {
-            let _ = writeln!(std::io::stderr(), "{problem}");
+            for line in problem.to_string().lines() {
+                crate::log::say(line);
+            }
             problem.code.exit()
         }
     }

@@ -111,7 +111,7 @@ impl Out {
     /// Says something to a person, unless `-q`.
     pub fn note(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "{text}");
+            crate::log::say(text);
         }
     }
 

@@ -61,6 +61,7 @@ struct Supervisor<'a> {
 /// # Errors
 /// What kept the cluster from starting; everything is stopped then too.
 pub async fn run(context: &Context, plan: Plan, auto_restart: bool) -> Run {
+    crate::log::start("info", false);
     plan.make_dirs()?;
     let _lock = DataDir::lock(&plan.dir).map_err(|problem| match problem.code {
         Code::DataDirInUse => Problem::new(problem.code, problem.detail)

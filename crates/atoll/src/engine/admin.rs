@@ -894,6 +894,9 @@ impl Engine {
         let serving = self.running();
         let up = f64::from(u8::from(serving.is_ok()));
         put("atoll_serving", "1 while this host serves volumes.", false, &[("host", host)], up);
+        let dropped = "Lines of log that stderr did not take.";
+        let lines = crate::log::dropped() as f64;
+        put("atoll_log_lines_dropped_total", dropped, true, &[("host", host)], lines);
         for (name, totals) in self.meter.totals() {
             let labels = [("host", host), ("volume", name.as_str())];
             for (name, help, value) in volume_samples(&totals) {
