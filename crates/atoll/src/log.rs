@@ -109,11 +109,8 @@ pub fn start(level: &str, json: bool) {
         .with_ansi(io::stderr().is_terminal())
         .log_internal_errors(false);
     let registry = tracing_subscriber::registry().with(filter).with(Limit);
-    let _ = if json {
-        registry.with(lines.json()).try_init()
-    } else {
-        registry.with(lines).try_init()
-    };
+    let _ =
+        if json { registry.with(lines.json()).try_init() } else { registry.with(lines).try_init() };
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let thread = thread.name().unwrap_or("<unnamed>");

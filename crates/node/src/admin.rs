@@ -12,6 +12,7 @@ use atoll_transport::CallError;
 use atoll_world::directory::{Compare, Revision};
 use atoll_world::{Components, Lane, Nanos, World};
 use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -51,6 +52,8 @@ pub(crate) enum Ask {
     Adopt { object: ObjectId },
     /// A block of a member on the asking host is damaged; the owner repairs it.
     BadBlock { object: ObjectId, component: ComponentId, block: u32 },
+    /// What only the program around the node understands: for its [`Manager`].
+    Manage { request: String },
 }
 
 /// An answer.
@@ -78,6 +81,9 @@ pub(crate) enum Answer {
     Failed {
         why: String,
     },
+    Managed {
+        reply: String,
+    },
 }
 
 impl From<ResizeError> for Answer {
@@ -89,6 +95,9 @@ impl From<ResizeError> for Answer {
         }
     }
 }
+
+/// Answers what another host's [`Node::manage_at`] asks of the program around this node.
+pub type Manager = Rc<dyn Fn(String) -> LocalBoxFuture<'static, String>>;
 
 impl<W: World, S: Components> Node<W, S> {
     pub(crate) fn admin_handler(&self) -> AdminHandler {
@@ -157,6 +166,13 @@ impl<W: World, S: Components> Node<W, S> {
                 self.0.objects.on_bad_block(object, component, block);
                 Answer::Done
             }
+            Ask::Manage { request } => {
+                let manager = self.0.manager.borrow().clone();
+                match manager {
+                    Some(manager) => Answer::Managed { reply: manager(request).await },
+                    None => Answer::Failed { why: "the host is starting".into() },
+                }
+            }
             Ask::Adopt { object } => match self.0.objects.adopt(object).await {
                 Ok(()) => Answer::Done,
                 Err(why) => Answer::Failed { why },
@@ -183,6 +199,36 @@ impl<W: World, S: Components> Node<W, S> {
             },
             Err(CallError::Unreachable) => Err(unreachable()),
             Ok(_) | Err(_) => Err(no_answer()),
+        }
+    }
+
+    /// Who answers what other hosts ask by [`Node::manage_at`].
+    pub fn set_manager(&self, manager: Manager) {
+        *self.0.manager.borrow_mut() = Some(manager);
+    }
+
+    /// Asks the program around another host's node something, and waits for `patience` at most.
+    ///
+    /// # Errors
+    /// As [`CallError`] says: whether the request has had no effect, or may have had.
+    pub async fn manage_at(
+        &self,
+        host: HostId,
+        request: String,
+        patience: Nanos,
+    ) -> Result<String, CallError> {
+        let ask = Ask::Manage { request };
+        let json = serde_json::to_vec(&ask).expect("requests have string keys");
+        let deadline = self.world().now() + patience;
+        let peers = self.0.objects.peers();
+        let answer = match peers.call(host, Lane::Control, Request::Admin(json), deadline).await? {
+            Reply::Admin(json) => serde_json::from_slice(&json),
+            _ => return Err(CallError::Refused("the answer is of another kind".into())),
+        };
+        match answer {
+            Ok(Answer::Managed { reply }) => Ok(reply),
+            Ok(Answer::Failed { why }) => Err(CallError::Refused(why)),
+            _ => Err(CallError::Refused("the answer was not understood".into())),
         }
     }
 

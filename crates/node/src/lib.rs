@@ -12,6 +12,8 @@ mod scrub;
 mod status;
 mod volume_lock;
 
+pub use admin::Manager;
+pub use atoll_transport::CallError;
 pub use manage::{CreateVolume, ManageError, PlacementView, Resize, VolumeView};
 pub use status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
 pub use volume_lock::{IDLE_MAX, ImportLock, export_name};
@@ -85,6 +87,7 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub publish_now: Notify,
     pub host_revision: Cell<Revision>,
     pub stopping: Cell<bool>,
+    pub manager: RefCell<Option<Manager>>,
 }
 
 /// Events kept in memory.
@@ -122,6 +125,7 @@ impl<W: World, S: Components> Node<W, S> {
             publish_now: Notify::default(),
             host_revision: Cell::new(Revision(0)),
             stopping: Cell::new(false),
+            manager: RefCell::default(),
         }));
         node.0.objects.set_admin(node.admin_handler());
         world.spawn(node.clone().publish());
@@ -189,6 +193,7 @@ impl<W: World, S: Components> Node<W, S> {
     /// Breaks reference cycles, so that memory goes after a simulated crash.
     pub fn dissolve(&self) {
         self.0.imports.borrow_mut().clear();
+        self.0.manager.take();
         self.0.objects.dissolve();
     }
 }

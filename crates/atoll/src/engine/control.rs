@@ -1,12 +1,14 @@
 //! The engine behind the REST server: most questions go to this host's shard; what only another
-//! host knows (its disks, its clients, its load) is asked of that host's own interface.
+//! host knows (its disks, its clients, its load) is asked of that host's own interface; what only
+//! another host can do goes over the peers' connections (`far`).
 //!
 //! Invariants: a question to another host is asked with `scope=local` or names that host, so that
-//! it is never passed on twice; a host that does not answer in time is left out, and is shown as
+//! it is never passed on twice; requests between hosts over REST only read; a host that does not answer in time is left out, and is shown as
 //! such by the health checks.
 
 use super::Engine;
 use super::admin::View;
+use super::far::Far;
 use super::meter::add;
 use crate::bridge::Bridge;
 use crate::control::{Change, Control, Sample, Scope};
@@ -20,8 +22,7 @@ use atoll_api::types::{
     VolumeState,
 };
 use atoll_api::uri::escape;
-use atoll_api::{Client, Code, Endpoint, Item, Problem};
-use hyper::Method;
+use atoll_api::{Client, Code, Endpoint, Problem};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,8 +30,6 @@ use tokio::task::JoinSet;
 
 /// How long another host may take to tell what it knows.
 const ASK_WAIT: Duration = Duration::from_secs(2);
-/// How long another host may take to do something.
-const DO_WAIT: Duration = Duration::from_secs(100);
 
 type Answer<T> = Result<T, Problem>;
 
@@ -152,17 +151,20 @@ impl EngineControl {
     }
 
     /// The host that is meant: none for this one.
-    async fn other(&self, host: &str) -> Answer<Option<(Host, Client)>> {
+    async fn other(&self, host: &str) -> Answer<Option<Host>> {
         if host == self.name || host == self.id {
             return Ok(None);
         }
         let hosts = self.local_hosts().await?;
         let found = hosts.into_iter().find(|h| h.name == host || h.id == host);
         let found = found.ok_or_else(|| Problem::not_found("host", host))?;
-        match self.client_of(&found, DO_WAIT) {
-            Some(client) if found.up => Ok(Some((found, client))),
-            _ => Err(silence(&found).hint("atoll host list")),
-        }
+        if found.up { Ok(Some(found)) } else { Err(silence(&found).hint("atoll host list")) }
+    }
+
+    /// Has another host do something.
+    async fn at<T: DeserializeOwned + Send + 'static>(&self, host: Host, what: Far) -> Answer<T> {
+        let id = host.id.parse().map_err(|why: String| Problem::new(Code::Failed, why))?;
+        self.bridge.call(move |engine| async move { engine.at(id, &host.name, what).await }).await
     }
 
     async fn everything(&self, scope: Scope) -> Answer<(Status, BTreeMap<String, Said>)> {
@@ -277,7 +279,8 @@ impl Control for EngineControl {
     async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
         match self.other(host).await? {
             None => self.bridge.call(|engine| async move { engine.disks().await }).await,
-            Some((host, client)) => {
+            Some(host) => {
+                let client = self.client_of(&host, ASK_WAIT).ok_or_else(|| silence(&host))?;
                 let path = format!("{PREFIX}/hosts/{}/disks", escape(&host.name));
                 Ok(client.list::<Disk>(Call::get(path)).await?.items)
             }
@@ -297,12 +300,7 @@ impl Control for EngineControl {
                 };
                 self.bridge.call(wipe).await
             }
-            Some((host, client)) => {
-                let (host, dry) = (escape(&host.name), change.dry_run);
-                let path = format!("{PREFIX}/hosts/{host}/disks:wipe?dry_run={dry}");
-                let call = Call::of(Method::POST, path).json(&request);
-                Ok(client.item::<DiskWipe>(call).await?.item)
-            }
+            Some(host) => self.at(host, Far::DiskWipe { request, dry_run: change.dry_run }).await,
         }
     }
 
@@ -323,11 +321,8 @@ impl Control for EngineControl {
                 };
                 self.bridge.call(create).await
             }
-            Some((_, client)) => {
-                let path = format!("{PREFIX}/groups?dry_run={}", change.dry_run);
-                let call = Call::of(Method::POST, path).json(&request);
-                let Item { item, .. } = client.item::<Group>(call).await?;
-                Ok(item)
+            Some(host) => {
+                self.at(host, Far::GroupCreate { request, dry_run: change.dry_run }).await
             }
         }
     }
@@ -528,16 +523,8 @@ impl EngineControl {
             let groups = self.groups(Scope::Cluster).await?;
             let found = groups.iter().find(|group| group.id == *id);
             let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
-            if let Some((_, client)) = self.other(host).await? {
-                let path = format!("{PREFIX}/scrubs?scope=local");
-                let call = if rate == Some(0) {
-                    Call::of(Method::DELETE, format!("{path}&group={}", escape(id)))
-                } else {
-                    let group = group.clone();
-                    let start = ScrubStart { group, volume: None, bytes_per_second: rate };
-                    Call::of(Method::POST, path).json(&start)
-                };
-                return client.bytes(call).await.map(drop);
+            if let Some(host) = self.other(host).await? {
+                return self.at(host, Far::Scrub { group: id.clone(), rate }).await;
             }
         }
         let scrub = move |engine: std::rc::Rc<Engine>| async move {

@@ -8,6 +8,7 @@
 mod admin;
 mod control;
 mod disks;
+mod far;
 pub mod meter;
 mod profile;
 mod room;
@@ -208,7 +209,11 @@ impl Engine {
         disks::Identity { cluster: cluster.id, host: self.host }
     }
 
-    async fn start(&self, net: RealNet, data: &DataDir) -> Result<Vec<HostStore>, Problem> {
+    async fn start(
+        self: &Rc<Self>,
+        net: RealNet,
+        data: &DataDir,
+    ) -> Result<Vec<HostStore>, Problem> {
         let directory = self.directory().await;
         let world = RealWorld::new(net, directory)
             .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))?;
@@ -258,6 +263,7 @@ impl Engine {
         }
         // Ends with the shard.
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
+        node.set_manager(self.manager());
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
         let nbd = Server::new(world.clone(), volumes, Limits::default());
         let running = Running { node, world, cluster, nbd };
