@@ -92,6 +92,7 @@ impl<W: World, S: Components> Node<W, S> {
                     self.on_store_event(store.group(), event);
                 }
             }
+            self.note_twins();
             self.hand_over_bad_blocks().await;
         }
     }

@@ -51,11 +51,15 @@ impl<W: World, S: Components> Node<W, S> {
                     self.0.host_revision.set(at);
                     changed.await;
                 }
-                // An earlier life's record, or an attempt whose answer was lost. A host id belongs
-                // to one data directory, which is locked: nobody else writes this key.
+                // An earlier life's record, an attempt whose answer was lost, or another life.
                 Ok(TxnReply::Conflict(found)) => {
                     let entry = found.into_iter().next().and_then(|(_, entry)| entry);
-                    revision = entry.map_or(Revision(0), |e| e.modified);
+                    revision = entry.as_ref().map_or(Revision(0), |e| e.modified);
+                    if let Some(entry) = entry
+                        && !self.may_overwrite(&entry.value, entry.modified).await
+                    {
+                        return;
+                    }
                 }
                 Err(_) => self.world().sleep(RETRY_EVERY).await,
             }
@@ -74,11 +78,16 @@ impl<W: World, S: Components> Node<W, S> {
                 self.world().sleep(RETRY_EVERY).await;
                 continue;
             };
-            let hosts: Vec<HostRecord> = listing
-                .entries
-                .iter()
-                .filter_map(|e| record::decode(&e.key, &e.value).ok())
-                .collect();
+            let mut hosts: Vec<HostRecord> = Vec::new();
+            for entry in &listing.entries {
+                let Ok(record) = record::decode::<HostRecord>(&entry.key, &entry.value) else {
+                    continue;
+                };
+                if record.id == self.0.config.host {
+                    self.check_own(&record, entry.modified);
+                }
+                hosts.push(record);
+            }
             self.set_hosts(hosts);
             let Ok(mut watch) = self.world().directory().watch(key::HOSTS, listing.revision).await
             else {

@@ -10,18 +10,19 @@ mod cluster;
 mod manage;
 mod scrub;
 mod status;
+mod twin;
 mod volume_lock;
 
 pub use admin::Manager;
 pub use atoll_transport::CallError;
 pub use manage::{CreateVolume, ManageError, PlacementView, Resize, VolumeView};
 pub use status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
+pub use twin::{Before, OtherLife, before};
 pub use volume_lock::{IDLE_MAX, ImportLock, export_name};
 
 use atoll_format::id::{ClusterId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{GroupRecord, HostRecord};
 use atoll_object::{ObjectVolume, Objects};
-use atoll_transport::Identity;
 use atoll_world::directory::Revision;
 use atoll_world::sync::Notify;
 use atoll_world::volume::{ExportName, Volumes};
@@ -88,6 +89,11 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub host_revision: Cell<Revision>,
     pub stopping: Cell<bool>,
     pub manager: RefCell<Option<Manager>>,
+    /// A life of this host that has been asked for and did not answer.
+    pub over: Cell<Option<Incarnation>>,
+    /// Another life of this host, for which this one has ended.
+    pub ended: RefCell<Option<OtherLife>>,
+    pub ended_notify: Notify,
 }
 
 /// Events kept in memory.
@@ -97,12 +103,7 @@ impl<W: World, S: Components> Node<W, S> {
     /// Starts the host: its members serve, its record is published, its cluster is watched.
     pub fn start(world: W, config: NodeConfig, groups: Vec<(S, GroupRecord)>) -> Self {
         let incarnation = Incarnation(world.random());
-        let identity = Identity {
-            cluster: config.cluster,
-            host: config.host,
-            incarnation,
-            name: config.name.clone(),
-        };
+        let identity = twin::identity(&config, incarnation);
         let (stores, groups): (Vec<S>, Vec<GroupRecord>) = groups.into_iter().unzip();
         let objects = Objects::start(world.clone(), identity, stores);
         let node = Self(Rc::new(Inner {
@@ -126,6 +127,9 @@ impl<W: World, S: Components> Node<W, S> {
             host_revision: Cell::new(Revision(0)),
             stopping: Cell::new(false),
             manager: RefCell::default(),
+            over: Cell::default(),
+            ended: RefCell::default(),
+            ended_notify: Notify::default(),
         }));
         node.0.objects.set_admin(node.admin_handler());
         world.spawn(node.clone().publish());

@@ -21,8 +21,10 @@ pub mod limits;
 mod message;
 mod outgoing;
 mod peers;
+mod probe;
 mod serve;
 
 pub use error::{CallError, PeerState, TransportCounters};
 pub use message::{BadMessage, Encoded, Message, Service};
-pub use peers::{Identity, Peers};
+pub use peers::{Identity, Peers, Twin};
+pub use probe::probe;

@@ -23,6 +23,8 @@ pub const LOCAL_CALLS_MAX: usize = 1 << 16;
 pub const HANDSHAKES_MAX: usize = 256;
 /// Hosts known at once, those included that connected without having been named by `set_peer`.
 pub const PEERS_MAX: usize = 256;
+/// Hosts that live twice, told at once.
+pub const TWINS_MAX: usize = 16;
 
 /// Between two pings on the control lane of a peer.
 pub const PING_EVERY: Nanos = Nanos::from_ms(250);

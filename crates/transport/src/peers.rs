@@ -7,15 +7,12 @@
 use crate::error::{CallError, PeerState, TransportCounters};
 use crate::limits::{
     LANE_LOST_AFTER, LOCAL_CALLS_MAX, LOST_AFTER, PEERS_MAX, PING_EVERY, REQUEST_OVERHEAD,
-    WINDOW_REQUESTS,
+    TWINS_MAX, WINDOW_REQUESTS,
 };
 use crate::message::{Message, Service};
 use crate::outgoing::{Answer, Call, Outgoing};
 use crate::{dial, serve};
-use atoll_format::frame::{
-    BODY_MAX, FEATURES, FrameHead, FrameKind, Hello, PAYLOAD_MAX, VERSION_HANDSHAKE, VERSION_MAX,
-    VERSION_MIN,
-};
+use atoll_format::frame::{BODY_MAX, FrameHead, FrameKind, Hello, PAYLOAD_MAX, VERSION_HANDSHAKE};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_world::buf::total_len;
 use atoll_world::sync::{Notify, Receiver, oneshot};
@@ -41,6 +38,23 @@ pub struct Identity {
     pub incarnation: Incarnation,
     /// For people, in messages.
     pub name: String,
+}
+
+/// A host that lives twice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Twin {
+    /// A process with this host's own identity connected, and was told that this host lives.
+    Refused {
+        /// What it is called.
+        name: String,
+        /// Where it came from.
+        from: String,
+    },
+    /// Two lives of another host connect in turn.
+    Alternates {
+        /// Which.
+        host: HostId,
+    },
 }
 
 /// The peers of this host, and its own service. Clones are the same.
@@ -71,6 +85,7 @@ pub(crate) struct Inner<W: World, S: Service> {
     pub(crate) serving: Cell<u32>,
     pub(crate) handshakes: Cell<usize>,
     serial: Cell<u64>,
+    twins: RefCell<Vec<Twin>>,
 }
 
 /// By number: the deadline and who waits.
@@ -90,6 +105,8 @@ pub(crate) struct Peer<W: World, S: Service> {
     /// What it opened to us.
     accepted: RefCell<[Option<Link<W>>; 3]>,
     incarnation: Cell<Option<Incarnation>>,
+    /// The one before.
+    before: Cell<Option<Incarnation>>,
     last_heard: Cell<Option<Nanos>>,
     /// Silence is counted from here.
     silent_since: Cell<Nanos>,
@@ -140,6 +157,7 @@ impl<W: World, S: Service> Peers<W, S> {
             serving: Cell::new(0),
             handshakes: Cell::new(0),
             serial: Cell::new(0),
+            twins: RefCell::default(),
         });
         world.spawn(serve::accept(inner.clone()));
         world.spawn(heart(inner.clone()));
@@ -222,6 +240,11 @@ impl<W: World, S: Service> Peers<W, S> {
         self.0.changed.clone()
     }
 
+    /// What was seen since the last call of hosts that live twice; bounded, each once.
+    pub fn take_twins(&self) -> Vec<Twin> {
+        self.0.twins.take()
+    }
+
     /// Totals since the start.
     pub fn counters(&self) -> TransportCounters {
         *self.0.counters.borrow()
@@ -261,18 +284,14 @@ impl<W: World, S: Service> Inner<W, S> {
 
     /// What this host says of itself to `to`.
     pub(crate) fn hello(&self, to: HostId, lane: Lane) -> Hello {
-        Hello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            lane: lane as u8,
-            cluster: self.identity.cluster,
-            from: self.identity.host,
-            to,
-            incarnation: self.identity.incarnation,
-            features: FEATURES,
-            window_requests: 0,
-            window_bytes: 0,
-            name: self.identity.name.clone(),
+        self.identity.hello(to, lane)
+    }
+
+    /// Remembers that two lives of one host show themselves.
+    pub(crate) fn twin(&self, twin: Twin) {
+        let mut twins = self.twins.borrow_mut();
+        if twins.len() < TWINS_MAX && !twins.contains(&twin) {
+            twins.push(twin);
         }
     }
 
@@ -363,6 +382,7 @@ impl<W: World, S: Service> Inner<W, S> {
             lanes: [lane(), lane(), lane()],
             accepted: RefCell::new([None, None, None]),
             incarnation: Cell::new(None),
+            before: Cell::new(None),
             last_heard: Cell::new(None),
             silent_since: Cell::new(self.world.now()),
             round_trip: Cell::new(None),
@@ -382,8 +402,12 @@ impl<W: World, S: Service> Inner<W, S> {
 
     /// `peer` shook hands as this life of its process: connections of another one are dead.
     pub(crate) fn met(&self, peer: &Peer<W, S>, incarnation: Incarnation) {
-        let before = peer.incarnation.replace(Some(incarnation));
-        if before.is_some_and(|before| before != incarnation) {
+        let last = peer.incarnation.replace(Some(incarnation));
+        if last.is_some_and(|last| last != incarnation) {
+            if peer.before.replace(last) == Some(incarnation) {
+                // A process that has ended does not come back.
+                self.twin(Twin::Alternates { host: peer.host });
+            }
             self.close_all(peer, "another life of this host has connected");
         }
         self.changed.notify_all();

@@ -8,7 +8,7 @@ use crate::limits::{
     WINDOW_REQUESTS,
 };
 use crate::message::{Message, Service};
-use crate::peers::{ConnOf, Inner, Link, Peer, cost};
+use crate::peers::{ConnOf, Inner, Link, Peer, Twin, cost};
 use atoll_format::frame::{
     FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
@@ -62,6 +62,10 @@ async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) 
             return conn.close();
         }
     };
+    let me = &inner.identity;
+    if (hello.cluster, hello.from, hello.to) == (me.cluster, me.host, me.host) {
+        return answer_twin(&inner, &conn, hello).await;
+    }
     let (version, lane) = match judge(&inner, &hello) {
         Ok(agreed) => agreed,
         Err(why) => return refuse(&inner, &conn, &why).await,
@@ -104,12 +108,6 @@ fn judge<W: World, S: Service>(inner: &Inner<W, S>, hello: &Hello) -> Result<(u1
             me.name, me.host, them.name, them.to
         ));
     }
-    if them.from == me.host {
-        return Err(format!(
-            "hosts '{}' and '{}' have the same id {}",
-            me.name, them.name, me.host
-        ));
-    }
     let version = them.version_max.min(VERSION_MAX);
     if version < them.version_min.max(VERSION_MIN) {
         return Err(format!(
@@ -120,6 +118,21 @@ fn judge<W: World, S: Service>(inner: &Inner<W, S>, hello: &Hello) -> Result<(u1
     let lane = Lane::from_code(them.lane)
         .ok_or_else(|| format!("lane {} is unknown to host '{}'", them.lane, me.name))?;
     Ok((version, lane))
+}
+
+/// Another process asks as this host: it is told that this one lives, and nothing else.
+async fn answer_twin<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, hello: Hello) {
+    inner.count(|c| c.handshakes_refused += 1);
+    if hello.incarnation != inner.identity.incarnation {
+        let name = hello.name.chars().filter(|c| !c.is_control()).collect();
+        inner.twin(Twin::Refused { name, from: conn.peer() });
+    }
+    let body = inner.hello(hello.from, Lane::Control).encode();
+    let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
+    inner.send(conn, head, body, Vec::new());
+    let until = inner.world.now() + CONNECT_WITHIN;
+    let _ = inner.world.timeout_at(until, conn.recv()).await;
+    conn.close();
 }
 
 /// Says why not, and gives the peer time to read it before the connection breaks.

@@ -5,7 +5,9 @@ mod world;
 
 use atoll_format::frame::{FrameHead, FrameKind, HEAD_LEN, Hello, VERSION_HANDSHAKE};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
-use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service, limits};
+use atoll_transport::{
+    BadMessage, CallError, Encoded, Identity, Message, Peers, Service, Twin, limits,
+};
 use atoll_world::{Buf, Conn, Lane, Nanos, Net, Packet, World};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -514,14 +516,13 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
         assert_eq!((welcome.version_min, welcome.version_max), (1, 1));
         assert_eq!((welcome.from, welcome.to, welcome.lane), (B, A, Lane::Data as u8));
         type Case = (fn(&mut Hello), &'static [&'static str]);
-        let refusals: [Case; 5] = [
+        let refusals: [Case; 4] = [
             (
                 |h| (h.version_min, h.version_max) = (2, 3),
                 &["'beta' speaks wire versions 1 to 1", "'alpha' 2 to 3"],
             ),
             (|h| h.cluster = ClusterId(7), &["'alpha' of cluster 0000000000000007", "'beta'"]),
             (|h| h.to = HostId(7), &["looking for 0000000000000007", "'beta'"]),
-            (|h| h.from = B, &["have the same id 000000000000000b"]),
             (|h| h.lane = 3, &["lane 3"]),
         ];
         for (change, parts) in refusals {
@@ -535,7 +536,44 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
             assert!(answer(&conn).await.is_none());
         }
         assert!(log.begun.borrow().is_empty());
-        assert_eq!(b.counters().handshakes_refused, 5);
+        assert_eq!(b.counters().handshakes_refused, 4);
+    });
+}
+
+#[test]
+fn whoever_asks_as_this_host_hears_that_it_lives_and_nothing_else() {
+    run(|lab| async move {
+        let (b, log) = start(&lab, identity(B, 2));
+        for _ in 0..3 {
+            let conn = raw(&lab).await;
+            conn.send(hello(|h| (h.from, h.incarnation) = (B, Incarnation(7)))).unwrap();
+            conn.send(request(1, text(1))).unwrap();
+            let (head, packet) = answer(&conn).await.unwrap();
+            let welcome = Hello::decode(&packet.body).unwrap();
+            assert_eq!(head.kind, FrameKind::Welcome);
+            assert_eq!((welcome.from, welcome.incarnation), (B, identity(B, 2).incarnation));
+            assert!(answer(&conn).await.is_none());
+        }
+        assert!(log.begun.borrow().is_empty());
+        let twins = b.take_twins();
+        assert!(!twins.is_empty() && twins.len() <= 3, "{twins:?}");
+        assert!(twins.iter().all(|t| matches!(t, Twin::Refused { name, .. } if name == "alpha")));
+    });
+}
+
+#[test]
+fn two_lives_that_take_turns_are_told_and_a_restart_is_not() {
+    run(|lab| async move {
+        let (b, _) = start(&lab, identity(B, 2));
+        let mut links = Vec::new();
+        for (life, known) in [(1, false), (2, false), (1, true), (2, true), (3, false)] {
+            let conn = raw(&lab).await;
+            conn.send(hello(|h| h.incarnation = Incarnation(life))).unwrap();
+            assert_eq!(answer(&conn).await.unwrap().0.kind, FrameKind::Welcome);
+            links.push(conn);
+            let want = if known { vec![Twin::Alternates { host: A }] } else { Vec::new() };
+            assert_eq!(b.take_twins(), want, "life {life}");
+        }
     });
 }
 
