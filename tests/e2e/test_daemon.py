@@ -3,6 +3,7 @@ may stop a host."""
 
 import contextlib
 import fcntl
+import http.client
 import os
 import resource
 import signal
@@ -35,6 +36,9 @@ class Daemons(ClusterTest):
         )
         self.addCleanup(self.end, process)
         return process
+
+    def cluster_port(self):
+        return int(self.cluster.argv[self.cluster.argv.index("--base-port") + 1]) + 1
 
     @staticmethod
     def end(process):
@@ -116,9 +120,6 @@ class Stderr(Daemons):
             self.end(process)
             self.assertEqual(process.returncode, 0)
 
-    def cluster_port(self):
-        return int(self.cluster.argv[self.cluster.argv.index("--base-port") + 1]) + 1
-
     @row("issue 20: a pipe that nobody reads does not stop a host; the number of lost lines is said later")
     def test_stderr_is_not_read(self):
         for blocking in (True, False):
@@ -130,8 +131,8 @@ class Stderr(Daemons):
                 deadline = time.monotonic() + 30
                 while self.dropped() < 100:
                     self.assertLess(time.monotonic(), deadline, "no line was dropped")
-                    for _ in range(500):
-                        self.cluster.page("/healthz", 2)
+                    for _ in range(100):
+                        self.cluster.page("/" + "x" * 4000, 2)  # each is a long line
                 self.assert_goes_on(process)
                 said = b""
                 os.set_blocking(reading, False)
@@ -217,3 +218,185 @@ class Stderr(Daemons):
             run([ATOLL, "dev", "status", "--dir", own], timeout_s=20)
             run([ATOLL, "dev", "stop", "--dir", own], timeout_s=40)
             self.assertEqual(process.wait(10), 0)
+
+
+class Copies(Daemons):
+    """A copy of a host's directory, brought to life beside it."""
+
+    def copy(self, host):
+        """A copy of a host that is down, with addresses and sockets of its own; its configuration."""
+        own = os.path.join(self.directory, "copy")
+        run(["cp", "-r", "--sparse=always", self.cluster.host_dir(host), own], timeout_s=60)
+        config = os.path.join(own, "atoll.toml")
+        with open(config, encoding="utf-8") as f:
+            text = f.read().replace(self.cluster.host_dir(host), own)
+        with open(config, "w", encoding="utf-8") as f:
+            f.write(text.replace(f"127.0.0.{host + 1}:", "127.0.0.9:"))
+        return config
+
+    def refused_start(self, host, config):
+        """A start that is refused: what it said."""
+        path = os.path.join(self.directory, "said")
+        with open(path, "wb") as out:
+            process = self.serve(host, out, level="info", config=config)
+            self.assertEqual(process.wait(30), 4)
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+
+    @row("issue 20: of two processes that live as one host, one is refused by name, whoever comes first")
+    def test_a_copied_host_is_refused(self):
+        host = self.roles()[1]  # has a copy and does not own the volume
+        self.cluster.stop_host(host)
+        copy = self.copy(host)
+        self.cluster.start(host)
+        self.cluster.wait_healthy()
+        before = self.cluster.metric("atoll_uptime_seconds", host)
+
+        said = self.refused_start(host, copy)
+        self.assertRegex(said, f"host host{host}, at 127.0.0.{host + 1}:.* lives already")
+        self.assertIn(os.path.join(self.directory, "copy"), said)
+        self.assert_event("copy-refused", host=1)
+        self.use(host)
+        self.assertGreaterEqual(self.cluster.metric("atoll_uptime_seconds", host), before)
+        self.cluster.wait_healthy(10)
+
+        # The copy comes first: then it is the host, and the other one is the copy.
+        self.cluster.stop_host(host)
+        api = os.path.join(self.directory, "copy", "api.sock")
+
+        def serves():
+            return run([ATOLL, "--endpoint", api, "status"], check=False).returncode == 0
+
+        with open(os.path.join(self.directory, "copy-log"), "wb") as out:
+            process = self.serve(host, out, level="info", config=copy)
+        wait_until("the copy to serve", serves, 20, 0.2)
+        config = os.path.join(self.cluster.host_dir(host), "atoll.toml")
+        self.assertRegex(self.refused_start(host, config), "at 127.0.0.9:.* lives already")
+        self.assertIsNone(process.poll())
+
+        # It is paused and cannot say so: the host comes back, and the copy ends when it sees that.
+        process.send_signal(signal.SIGSTOP)
+        self.cluster.start(host)
+        wait_until("the host to be known", lambda: self.cluster.page("/readyz", host)[0] == 200, 10)
+        self.use(host)
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(process.wait(20), 4)
+        with open(os.path.join(self.directory, "copy-log"), encoding="utf-8") as f:
+            self.assertIn("has this host's identity now", f.read())
+        self.use(host)
+        self.assert_event("host-moved", host=1)
+        self.cluster.wait_healthy()
+
+
+class Descriptors(Daemons):
+    @row("issue 20: a host with few descriptors says so at start, and goes on when clients take all of them")
+    def test_few_descriptors(self):
+        def limit(files):
+            return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+        self.cluster.stop_host(2)
+        said = os.path.join(self.directory, "said")
+        for files in (20, 40, 64):
+            with open(said, "wb") as out:
+                process = self.serve(2, out, level="info", before=limit(files))
+                self.assertEqual(process.wait(20), 1)
+            with open(said, encoding="utf-8") as f:
+                self.assertRegex(f.read(), f"(?s)may open {files} files, and needs .*LimitNOFILE")
+        self.cluster.start(2)
+
+        def size():
+            return os.path.getsize(said)
+
+        with open(said, "wb") as out, self.instead_of(2, out, level="info", before=limit(96)) as p:
+            with open(said, encoding="utf-8") as f:
+                self.assertIn("may open 96 files", f.read())
+            with contextlib.ExitStack() as held, Client(self.cluster.nbd(2), self.volume) as client:
+                before = size(), os.times()
+                for path in [self.cluster.nbd(2), self.cluster.api(2)] * 150:
+                    connection = held.enter_context(socket.socket(socket.AF_UNIX))
+                    connection.connect(path)
+                began, cpu = time.monotonic(), self.cpu(p.pid)
+                while time.monotonic() < began + 5:
+                    client.write(0, b"x" * 4096)
+                    self.assertEqual(client.read(0, 4096), b"x" * 4096)
+                    time.sleep(0.05)
+                self.assertLess(self.cpu(p.pid) - cpu, 2.5, "it spins")
+                self.assertLess(size() - before[0], 20_000, "it floods its log")
+                self.cluster.wait_healthy()
+            wait_until("the API", lambda: self.cluster.page("/readyz", 2)[0] == 200, 2)
+            self.use(2)
+
+    @staticmethod
+    def cpu(pid):
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @row("issue 20: the soft limit of open files is raised to the hard one, and what is needed is said")
+    def test_the_soft_limit_is_raised(self):
+        def soft():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+
+        said = os.path.join(self.directory, "said")
+        with open(said, "wb") as out, self.instead_of(2, out, level="info", before=soft):
+            with open(said, encoding="utf-8") as f:
+                self.assertRegex(f.read(), "may open 4096 files, raised from 64, and needs up to")
+
+
+class Doors(Daemons):
+    @row("issue 20: sockets have the documented modes whatever the umask")
+    def test_modes(self):
+        for umask in (0o000, 0o077):
+            with open(os.devnull, "wb") as out:
+                with self.instead_of(2, out, before=lambda: os.umask(umask)):
+                    for path in (self.cluster.api(2), self.cluster.nbd(2)):
+                        self.assertEqual(os.stat(path).st_mode & 0o7777, 0o660, (path, umask))
+        supervisor = os.path.join(self.directory, "dev.sock")
+        self.assertEqual(os.stat(supervisor).st_mode & 0o7777, 0o600)
+        directory = os.path.join(self.directory, "directory", "socket")
+        self.assertEqual(os.stat(directory).st_mode & 0o7777, 0o600)
+
+    def ask(self, method, path, headers, body=None):
+        """(status, text) over TCP to host 1; the headers as they are, no others."""
+        base = self.cluster_port() - 1
+        connection = http.client.HTTPConnection("127.0.0.2", base, timeout=10)
+        self.addCleanup(connection.close)
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        headers = {"Host": f"127.0.0.2:{base}", **headers}
+        if body:
+            headers["Content-Length"] = str(len(body))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    @row("issue 20: a web page and another user reach nothing over TCP; monitoring and other hosts read")
+    def test_tcp(self):
+        base = self.cluster_port() - 1
+        volumes = "/api/v1/volumes"
+        for path in (volumes, "/metrics", "/healthz", "/readyz", "/openapi.json"):
+            self.assertEqual(self.ask("GET", path, {})[0], 200)
+            for headers in (
+                {"Host": "evil.example"},
+                {"Host": f"evil.example:{base}"},
+                {"Origin": "http://evil"},
+                {"Origin": "null"},
+                {"Sec-Fetch-Site": "cross-site"},
+            ):
+                status, text = self.ask("GET", path, headers)
+                self.assertEqual((status, "E0112" in text), (403, True), (path, headers, text))
+        body = b'{"name":"taken","size_bytes":1073741824}'
+        for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
+            status, text = self.ask("POST", volumes, {"Content-Type": kind}, body)
+            self.assertEqual((status, "api.sock" in text), (403, True), text)
+        for method, path in (("DELETE", f"{volumes}/{self.volume}"), ("OPTIONS", volumes)):
+            self.assertEqual(self.ask(method, path, {})[0], 403)
+        endpoint = ("--endpoint", f"http://127.0.0.2:{base}")
+        done = self.cluster.tool(*endpoint, "volume", "create", "x", "1GiB", check=False)
+        self.assert_refusal(done, status=5, says="api.sock")
+        self.assertEqual([v["name"] for v in self.cluster.get("volume", "list")], [self.volume])
+        # What another host has to do goes there all the same.
+        group = next(g for g in self.cluster.get("group", "list") if g["host"] == "host3")
+        self.cluster.cli("scrub", "start", "--group", group["id"])
+        self.cluster.cli("disk", "list", "--host", "host3")

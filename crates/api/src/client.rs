@@ -57,6 +57,9 @@ impl FromStr for Endpoint {
         };
         let address = address.trim_end_matches('/');
         match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+            Some((host, _)) if host.contains(':') && !host.starts_with('[') => {
+                bad("an IPv6 address is written in brackets, http://[::1]:8460")
+            }
             Some((host, Ok(1..))) if !host.is_empty() && !address.contains('/') => {
                 Ok(Self::Tcp(address.into()))
             }
@@ -233,10 +236,14 @@ impl Client {
 
     async fn send(&self, call: Call) -> Result<Response<Incoming>, Problem> {
         let has_body = call.body.is_some();
+        let host = match &self.endpoint {
+            Endpoint::Unix(_) => "localhost",
+            Endpoint::Tcp(address) => address,
+        };
         let mut request = Request::builder()
             .method(call.method)
             .uri(&call.target)
-            .header("host", "localhost")
+            .header("host", host)
             .header("accept", "application/json")
             .header("user-agent", concat!("atoll/", env!("CARGO_PKG_VERSION")));
         if has_body {
@@ -395,6 +402,7 @@ mod tests {
             "http://h",
             "http://h:0",
             "http://h:1/x",
+            "http://::1:8460",
             "https://h:1",
             "http://h:99999",
             "unix:///a%2",

@@ -28,6 +28,37 @@ const AWAKE_US_MAX: u64 = 10_000;
 /// Disks of one group: the cache and seven for capacity.
 const DISKS_MAX: usize = 8;
 
+/// How the variables begin that set keys.
+const PREFIX: &str = "ATOLL_";
+/// Variables that begin so and set no key: of the command line, and of the scripts and tests.
+pub const OTHER_VARIABLES: &[&str] = &[
+    "ATOLL_ENDPOINT",
+    "ATOLL_TIMEOUT",
+    "ATOLL_BIN",
+    "ATOLL_DISK_MIB",
+    "ATOLL_GUEST",
+    "ATOLL_PEERS",
+];
+
+/// The variables of this process, for [`Config::load`].
+///
+/// # Errors
+/// [`Code::Config`]: one of ours is not text.
+pub fn environment() -> Result<Vec<(String, String)>, Problem> {
+    let mut all = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        match value.into_string() {
+            Ok(value) => all.push((name, value)),
+            Err(_) if name.starts_with(PREFIX) => {
+                return Err(bad(format!("environment variable {}: is not text", show(&name))));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(all)
+}
+
 /// What a value must look like.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -41,6 +72,8 @@ pub enum Kind {
     Address,
     /// One or more `address:port`.
     Addresses,
+    /// Any number of host names, with or without a port.
+    Names,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// `true` or `false`.
@@ -74,6 +107,18 @@ pub const KEYS: &[Key] = &[
     key("host.failure_domain", Kind::Text, "", "Copies never share one; empty: the host itself"),
     key("host.data_dir", Kind::Path, "/var/lib/atoll", "This host's identity and lock"),
     key("network.api", Kind::Address, "127.0.0.1:8460", "REST and metrics over TCP; empty: none"),
+    key(
+        "network.api_names",
+        Kind::Names,
+        "",
+        "Names (with or without a port) by which api is reached, besides addresses and localhost",
+    ),
+    key(
+        "network.api_writable",
+        Kind::Flag,
+        "false",
+        "Whoever can reach api may change and delete everything; false: over TCP it only reads",
+    ),
     key("network.api_socket", Kind::Socket, "/run/atoll/api.sock", "REST over a Unix socket"),
     key("network.peer", Kind::Addresses, "127.0.0.1:8461", "Where other hosts reach this one"),
     key(
@@ -149,6 +194,10 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// `network.api`.
     pub api: Option<SocketAddr>,
+    /// `network.api_names`.
+    pub api_names: Vec<String>,
+    /// `network.api_writable`.
+    pub api_writable: bool,
     /// `network.api_socket`.
     pub api_socket: Option<PathBuf>,
     /// `network.peer`; never empty.
@@ -372,20 +421,21 @@ impl Reader {
         Ok(())
     }
 
-    /// One variable of the environment; those without `__` are not ours to judge.
+    /// One variable of the environment: one that begins with `ATOLL_` is a key, or one of those
+    /// that other programs of this project read, or a mistake.
     fn variable(&mut self, name: &str, value: &str) -> Result<(), Problem> {
-        let Some(rest) = name.strip_prefix("ATOLL_").filter(|rest| rest.contains("__")) else {
+        let ours = name.get(..PREFIX.len()).is_some_and(|p| p.eq_ignore_ascii_case(PREFIX));
+        if !ours || OTHER_VARIABLES.contains(&name) {
             return Ok(());
-        };
-        let path = rest.to_ascii_lowercase().replace("__", ".");
-        let place = format!("environment variable {name}");
-        let Some(key) = KEYS.iter().find(|key| key.path == path) else {
+        }
+        let place = format!("environment variable {}", show(name));
+        let Some(key) = KEYS.iter().find(|key| variable_of(key) == name) else {
             let all: Vec<String> = KEYS.iter().map(variable_of).collect();
-            let near = nearest(name, all.iter().map(String::as_str));
+            let all = all.iter().map(String::as_str).chain(OTHER_VARIABLES.iter().copied());
             let problem = bad(format!("{place}: there is no such key"));
-            return Err(match near {
+            return Err(match nearest(name, all) {
                 Some(near) => problem.hint(format!("did you mean {near}?")),
-                None => problem.hint("docs/operations.md lists them all"),
+                None => problem.hint("docs/operations.md lists them all; unset it"),
             });
         };
         let parsed = parse_text(key, value).map_err(|why| bad_value(&place, key, &why))?;
@@ -431,6 +481,8 @@ impl Reader {
         Ok(Config {
             data_dir: self.text("host.data_dir").into(),
             api,
+            api_names: self.list("network.api_names").to_vec(),
+            api_writable: self.flag("network.api_writable"),
             api_socket,
             peers,
             directory_socket,
@@ -464,6 +516,13 @@ impl Reader {
         matches!(self.values[path].0, Value::Flag(true))
     }
 
+    fn list(&self, path: &str) -> &[String] {
+        match &self.values[path].0 {
+            Value::List(list) => list,
+            other => unreachable!("{path} is {other:?}"),
+        }
+    }
+
     fn place(&self, path: &str) -> &str {
         &self.values[path].1
     }
@@ -483,7 +542,7 @@ impl Reader {
     }
 
     fn addresses(&self, path: &str, open: bool) -> Result<Vec<SocketAddr>, Problem> {
-        let Value::List(list) = &self.values[path].0 else { unreachable!("{path} is a list") };
+        let list = self.list(path);
         let mut addresses = Vec::new();
         for text in list {
             let address = text.parse().expect("checked when it was read");
@@ -607,7 +666,7 @@ fn check_group(group: &GroupConfig, place: &str) -> Result<(), Problem> {
 fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
     match (key.kind, value) {
         (Kind::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
-        (Kind::Addresses, DeValue::Array(list)) => {
+        (Kind::Addresses | Kind::Names, DeValue::Array(list)) => {
             let mut texts = Vec::new();
             for entry in list.iter() {
                 let text = entry.get_ref().as_str();
@@ -619,7 +678,7 @@ fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
         }
         (Kind::Flag, other) => Err(format!("{} is not true or false", describe(other))),
         (Kind::Number(..), DeValue::Integer(number)) => parse_text(key, number.as_str()),
-        (Kind::Addresses, other) => Err(format!("{} is not a list", describe(other))),
+        (Kind::Addresses | Kind::Names, other) => Err(format!("{} is not a list", describe(other))),
         (_, DeValue::String(text)) => parse_text(key, text),
         (_, other) => Err(format!("{} is not text", describe(other))),
     }
@@ -630,7 +689,10 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
         return Err(format!("{} contains a control character", show(text)));
     }
     if text.is_empty() && key.default.is_empty() {
-        return Ok(Value::Text(String::new()));
+        return Ok(match key.kind {
+            Kind::Names => Value::List(Vec::new()),
+            _ => Value::Text(String::new()),
+        });
     }
     match key.kind {
         Kind::Text => Ok(Value::Text(text.into())),
@@ -653,6 +715,11 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
             list.iter().try_for_each(|part| check_address(part))?;
             Ok(Value::List(list))
         }
+        Kind::Names => {
+            let list: Vec<String> = text.split(',').map(|part| part.trim().to_owned()).collect();
+            list.iter().try_for_each(|part| check_host_name(part))?;
+            Ok(Value::List(list))
+        }
         Kind::OneOf(words) if words.contains(&text) => Ok(Value::Text(text.into())),
         Kind::OneOf(words) => Err(match nearest(text, words.iter().copied()) {
             Some(near) => format!("{} is not accepted; did you mean \"{near}\"?", show(text)),
@@ -673,6 +740,17 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
             _ => Err(format!("{} is not true or false", show(text))),
         },
     }
+}
+
+/// A name as a `Host` header has it.
+fn check_host_name(text: &str) -> Result<(), String> {
+    let (name, port) = text.rsplit_once(':').unwrap_or((text, "1"));
+    let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let good = !name.is_empty() && name.len() <= 253 && name.chars().all(letters);
+    if good && port.parse::<u16>().is_ok_and(|port| port > 0) {
+        return Ok(());
+    }
+    Err(format!("{} is not a name of a host", show(text)))
 }
 
 fn check_path(text: &str) -> Result<(), String> {
@@ -700,6 +778,7 @@ pub fn accepts(kind: Kind) -> String {
         Kind::Socket => "an absolute path of at most 107 bytes".into(),
         Kind::Address => "an address and port, \"127.0.0.1:8460\"".into(),
         Kind::Addresses => "a list of addresses with ports, [\"127.0.0.1:8461\"]".into(),
+        Kind::Names => "a list of names, [\"storage.lan\", \"gate:9000\"]".into(),
         Kind::OneOf(words) => {
             let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
             quoted.join(", ")
@@ -712,7 +791,7 @@ pub fn accepts(kind: Kind) -> String {
 
 /// The variable of the environment that sets a key: `ATOLL_HOST__NAME`.
 pub fn variable_of(key: &Key) -> String {
-    format!("ATOLL_{}", key.path.replace('.', "__").to_ascii_uppercase())
+    format!("{PREFIX}{}", key.path.replace('.', "__").to_ascii_uppercase())
 }
 
 fn bad(detail: String) -> Problem {
@@ -1013,7 +1092,9 @@ mod tests {
         let environment = [
             ("ATOLL_NETWORK__PEER".to_owned(), "127.0.0.2:1, 127.0.0.3:1".to_owned()),
             ("ATOLL_FRONTENDS__NBD__UNIX".to_owned(), String::new()),
+            ("ATOLL_NETWORK__API_NAMES".to_owned(), "storage.lan, gate:9000".to_owned()),
             ("ATOLL_ENDPOINT".to_owned(), "not a key of the file".to_owned()),
+            ("ATOLLS".to_owned(), "nor this".to_owned()),
         ];
         let config = Config::load(&path, environment).unwrap();
         assert_eq!(config.host_name, "h1");
@@ -1023,6 +1104,8 @@ mod tests {
         assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
         assert_eq!(config.awake, atoll_real::limits::AWAKE_MAX);
         assert_eq!(config.nbd_socket, None);
+        assert_eq!(config.api_names, ["storage.lan", "gate:9000"]);
+        assert!(!config.api_writable);
         assert_eq!(config.peers.len(), 2);
         assert_eq!(config.groups.len(), 1);
         assert!(config.groups[0].all_flash);
@@ -1033,8 +1116,24 @@ mod tests {
     fn a_wrong_variable_is_refused_by_name() {
         let wrong = |name, value| load(b"[host]\nname = \"h\"\n", &[(name, value)]).unwrap_err();
         let error = wrong("ATOLL_HOST__NMAE", "x");
-        assert!(error.contains("variable ATOLL_HOST__NMAE"), "{error}");
+        assert!(error.contains("variable 'ATOLL_HOST__NMAE'"), "{error}");
         assert!(error.ends_with("hint: did you mean ATOLL_HOST__NAME?"), "{error}");
+        for (name, near) in [
+            ("ATOLL_NETWORK_API", "ATOLL_NETWORK__API"),
+            ("ATOLL_NETWORK__APPI", "ATOLL_NETWORK__API"),
+            ("ATOLL_network__api", "ATOLL_NETWORK__API"),
+            ("atoll_network__api", "ATOLL_NETWORK__API"),
+            ("ATOLL_LOG_LEVEL", "ATOLL_LOG__LEVEL"),
+            ("ATOLL_ENDPIONT", "ATOLL_ENDPOINT"),
+        ] {
+            let error = wrong(name, "127.0.0.1:1");
+            assert!(error.contains(&format!("variable '{name}'")), "{error}");
+            assert!(error.ends_with(&format!("hint: did you mean {near}?")), "{error}");
+        }
+        let error = wrong("ATOLL_ZZZZZZZZZZZZZZZ", "");
+        assert!(error.ends_with("docs/operations.md lists them all; unset it"), "{error}");
+        let error = wrong("ATOLL_NETWORK__API_NAMES", "http://x");
+        assert!(error.contains("'http://x' is not a name of a host"), "{error}");
         let error = wrong("ATOLL_IO__BACKEND", "x\n");
         assert!(error.contains("control character"), "{error}");
     }

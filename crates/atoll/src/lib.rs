@@ -8,6 +8,7 @@ pub mod bridge;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod descriptors;
 pub mod dev;
 pub mod engine;
 pub mod lock;

@@ -8,10 +8,12 @@ use crate::bridge::{Far, bridge};
 use crate::cli::args::{Directory, Serve};
 use crate::cli::out::Run;
 use crate::cli::{Context, Interrupt};
-use crate::config::Config;
+use crate::config::{self, Config};
+use crate::descriptors::{self, Shares};
 use crate::engine::{Bound, Engine, EngineControl};
 use crate::lock::DataDir;
 use crate::log;
+use crate::rest::door::Access;
 use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
@@ -25,27 +27,28 @@ use tokio::sync::{oneshot, watch};
 /// # Errors
 /// What keeps it from starting; nothing was changed then.
 pub async fn serve(context: &Context, serve: Serve) -> Run {
-    let environment = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let config = Config::load(&serve.config, environment)?;
+    let config = Config::load(&serve.config, config::environment()?)?;
     if serve.check_config {
         context.out.note(&format!("{}: good", serve.config.display()));
         return Ok(());
     }
     log::start(&config.log_level, config.log_json);
+    let disks = config.groups.iter().map(|group| group.disks.len()).sum();
+    let shares = descriptors::of_host(disks)?;
     let data = DataDir::lock(&config.data_dir)?;
     let host: HostId = {
         let new = random_host()?;
         data.identity("host-id", || new)?
     };
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
+    let listeners = listeners.at_most(shares.api);
     let (near, far) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
     let (ended, mut end) = oneshot::channel();
     let (give_up, stop) = stop_signal(&context.interrupt);
     let (shard_config, shard_stop) = (config.clone(), stop.clone());
     let shard = Shard::start("shard-0", move || async move {
-        let outcome = shard(shard_config, host, data, far, sender, shard_stop).await;
+        let outcome = shard(shard_config, host, shares, data, far, sender, shard_stop).await;
         let _ = ended.send(());
         outcome
     })
@@ -56,7 +59,12 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         Err(_) => return Err(Problem::new(Code::Failed, "the shard has ended").into()),
     }
     let control = EngineControl::new(near, config.host_name.clone(), host.to_string());
-    let mut rest = std::pin::pin!(listeners.serve(control, stop));
+    let access = Access {
+        names: config.api_names.clone(),
+        writable: config.api_writable,
+        socket: config.api_socket.clone(),
+    };
+    let mut rest = std::pin::pin!(listeners.serve(control, access, stop));
     let shard_ended = tokio::select! {
         biased;
         _ = &mut end => true,
@@ -93,6 +101,7 @@ fn stop_signal(interrupt: &Interrupt) -> (watch::Sender<bool>, watch::Receiver<b
 async fn shard(
     config: Config,
     host: HostId,
+    shares: Shares,
     data: DataDir,
     far: Far<Engine>,
     bound: oneshot::Sender<Result<(), Problem>>,
@@ -114,7 +123,7 @@ async fn shard(
         }
     };
     let _ = bound.send(Ok(()));
-    let engine = Engine::new(config, host);
+    let engine = Engine::new(config, host, shares.nbd);
     tokio::task::spawn_local(far.serve(engine.clone()));
     engine.live(sockets, &data, stop).await
 }
@@ -134,6 +143,7 @@ fn random_host() -> Result<HostId, Problem> {
 /// Why it cannot start, or had to stop.
 pub async fn directory(context: &Context, directory: Directory) -> Run {
     log::start("info", false);
+    descriptors::of_directory()?;
     let failed = |why: String| Problem::new(Code::LocalFile, why);
     let server = DirectoryServer::open(&directory.file)
         .map_err(|e| failed(format!("the directory: {e}")))?;

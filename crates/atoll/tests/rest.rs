@@ -5,6 +5,7 @@
 
 mod common;
 
+use atoll::rest::door::Access;
 use atoll_api::routes::{PREFIX, ROUTES};
 use common::TestServer;
 use serde_json::{Value, json};
@@ -469,4 +470,56 @@ fn followers_see_what_happens_next() {
     server.fake.event("new", "afterwards");
     let all = until("afterwards");
     assert_eq!(all.matches("data: ").count(), 2, "each once: {all}");
+}
+
+#[test]
+fn over_tcp_a_server_is_only_read_and_answers_to_its_own_names_alone() {
+    let server = TestServer::with(Access {
+        socket: Some("/run/atoll/api.sock".into()),
+        ..Access::default()
+    });
+    let host = server.tcp.to_string();
+    let exchange = |method: &str, headers: &[(&str, &str)], body: &str| {
+        let mut request = format!("{method} /api/v1/volumes HTTP/1.1\r\n");
+        for (name, value) in headers {
+            request += &format!("{name}: {value}\r\n");
+        }
+        request += &format!("content-length: {}\r\n\r\n{body}", body.len());
+        let (status, _, body) = raw(&server, request.as_bytes());
+        (status, serde_json::from_slice::<Value>(&body).unwrap())
+    };
+    let own = ("host", host.as_str());
+    let (status, _) = exchange("GET", &[own], "");
+    assert_eq!(status, 200);
+    let volume = r#"{"name":"vm1","size_bytes":1073741824}"#;
+    for headers in [
+        // A person's own tool; a form of a web page, which needs no leave to be sent.
+        vec![own, ("content-type", "application/json")],
+        vec![own, ("content-type", "text/plain")],
+    ] {
+        let (status, body) = exchange("POST", &headers, volume);
+        assert_eq!((status, body["code"].as_str().unwrap()), (403, "E0401"), "{body}");
+        let hint = body["hint"].as_str().unwrap();
+        assert!(hint.contains("unix:///run/atoll/api.sock"), "{hint}");
+        assert!(hint.contains("network.api_writable"), "{hint}");
+    }
+    let port = format!("evil.example:{}", server.tcp.port());
+    for headers in [
+        vec![("host", "evil.example")],
+        vec![("host", port.as_str())],
+        vec![own, ("origin", "http://evil")],
+        vec![own, ("origin", "null")],
+    ] {
+        let (status, body) = exchange("GET", &headers, "");
+        assert_eq!((status, body["code"].as_str().unwrap()), (403, "E0112"), "{body}");
+    }
+    assert!(server.state().volumes.is_empty(), "something was made");
+    // The same on the Unix socket is management.
+    let mut stream = std::os::unix::net::UnixStream::connect(server.socket()).unwrap();
+    let head = "POST /api/v1/volumes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    let typed = "content-type: application/json\r\n";
+    write!(stream, "{head}{typed}content-length: {}\r\n\r\n{volume}", volume.len()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
 }

@@ -14,6 +14,7 @@ mod stream;
 mod tcp;
 mod timers;
 mod trial;
+mod unix;
 mod uring;
 mod vigil;
 
@@ -22,4 +23,5 @@ pub use idle::wake_quickly;
 pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
 pub use tcp::{RealConn, RealNet};
+pub use unix::listen_unix;
 pub use vigil::stay_awake;

@@ -4,13 +4,13 @@ use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
 use crate::limits::WRITE_PIECES_MAX;
+use crate::unix::listen_unix;
 use crate::vigil;
 
 /// A connected client.
@@ -149,7 +149,7 @@ impl StreamListener {
         }
     }
 
-    /// Listens at a Unix socket; takes the place of a socket that nobody listens at any more,
+    /// Listens at a Unix socket of mode 0660; takes the place of a socket that nobody listens at any more,
     /// and of nothing else.
     ///
     /// # Errors
@@ -160,23 +160,7 @@ impl StreamListener {
         let named = |e: io::Error| {
             io::Error::new(e.kind(), format!("cannot listen at '{}': {e}", path.display()))
         };
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() {
-                let e = io::Error::new(io::ErrorKind::AlreadyExists, "there is another file");
-                return Err(named(e));
-            }
-            match std::os::unix::net::UnixStream::connect(path) {
-                Ok(_) => {
-                    let why = "another process listens there";
-                    return Err(named(io::Error::new(io::ErrorKind::AddrInUse, why)));
-                }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(named)?;
-                }
-                Err(e) => return Err(named(e)),
-            }
-        }
-        let listener = UnixListener::bind(path).map_err(named)?;
+        let listener = listen_unix(path, 0o660).and_then(UnixListener::from_std).map_err(named)?;
         Ok(Self(Listener::Unix(listener, path.to_owned())))
     }
 

@@ -111,7 +111,8 @@ impl Net for RealNet {
             }
             Poll::Pending
         })
-        .await?;
+        .await
+        .inspect_err(|e| tracing::warn!("cannot accept a connection of a peer: {e}"))?;
         RealConn::new(stream)
     }
 }

@@ -79,7 +79,8 @@ pub async fn run(context: &Context, plan: Plan, auto_restart: bool) -> Run {
     std::fs::write(&pid_file, format!("{}\n", std::process::id())).map_err(local)?;
     let socket = plan.dir.join(plan::SOCKET);
     let _ = std::fs::remove_file(&socket); // ours by the lock
-    let listener = UnixListener::bind(&socket).map_err(local)?;
+    let listener =
+        atoll_real::listen_unix(&socket, 0o600).and_then(UnixListener::from_std).map_err(local)?;
     let (sender, mut questions) = mpsc::channel(QUESTIONS_MAX);
     let answering = tokio::spawn(answer_all(listener, sender));
 

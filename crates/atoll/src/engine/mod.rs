@@ -20,11 +20,11 @@ use crate::config::Config;
 use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
-use atoll_format::id::{ClusterId, HostId};
+use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{self, ClusterRecord, HostRecord, RECORD_VERSION, key};
 use atoll_front::limits::Limits;
 use atoll_front::nbd::Server;
-use atoll_node::{Node, NodeConfig, Severity};
+use atoll_node::{Before, Node, NodeConfig, OtherLife, Severity, before};
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealWorld, StreamListener};
 use atoll_store::Store;
@@ -34,6 +34,7 @@ use atoll_world::{Nanos, World};
 use disks::Slot;
 use meter::{Meter, MeteredVolumes, PEER};
 use std::cell::{OnceCell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -76,6 +77,8 @@ pub struct Engine {
     pub meter: Meter,
     pub slots: Vec<Slot>,
     tasks: RefCell<tasks::Book>,
+    /// NBD clients at once.
+    nbd_connections: usize,
     /// When this process began.
     began: Nanos,
     running: OnceCell<Running>,
@@ -102,9 +105,6 @@ impl Bound {
         if let Some(path) = &config.nbd_socket {
             let shown = path.display().to_string();
             let named = |e: std::io::Error| cannot_bind(&e, &shown, "frontends.nbd.unix");
-            if let Some(parent) = path.parent() {
-                std::fs::create_dir_all(parent).map_err(named)?;
-            }
             nbd.push(StreamListener::unix(path).map_err(named)?);
         }
         if let Some(address) = config.nbd_tcp {
@@ -118,8 +118,8 @@ impl Bound {
 }
 
 impl Engine {
-    /// A host that does not serve yet.
-    pub fn new(config: Config, host: HostId) -> Rc<Self> {
+    /// A host that does not serve yet, and will serve so many NBD clients at once.
+    pub fn new(config: Config, host: HostId, nbd_connections: usize) -> Rc<Self> {
         let slots = Slot::all(&config);
         Rc::new(Self {
             config,
@@ -127,6 +127,7 @@ impl Engine {
             meter: Meter::default(),
             slots,
             tasks: RefCell::default(),
+            nbd_connections,
             began: atoll_real::now(),
             running: OnceCell::new(),
             phase: RefCell::new("this host is starting".into()),
@@ -188,7 +189,15 @@ impl Engine {
             }
         });
         tracing::info!(host = %self.config.host_name, "serving");
-        let _ = stop.wait_for(|stop| *stop).await;
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => {}
+            other = running.node.ended() => {
+                // As after a crash: what goes on now belongs to the other one.
+                running.nbd.stop();
+                return Err(lives_twice(&other, "has this host's identity now", data.path()));
+            }
+        }
         tracing::info!("stopping");
         running.nbd.stop();
         let _ = tokio::time::timeout(STOP_WAIT, running.nbd.idle()).await;
@@ -218,6 +227,16 @@ impl Engine {
         let world = RealWorld::new(net, directory)
             .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))?;
         let cluster = self.join(&world, data).await?;
+        let config = NodeConfig {
+            cluster: cluster.id,
+            host: self.host,
+            name: self.config.host_name.clone(),
+            fault_domain: self.config.failure_domain.clone(),
+            peers: self.config.peers.iter().map(ToString::to_string).collect(),
+            api: self.config.api.map(|address| address.to_string()).unwrap_or_default(),
+            release: env!("CARGO_PKG_VERSION").into(),
+        };
+        let over = self.check_alone(&world, &config, data).await?;
         self.say("this host is opening its disks".into());
         let identity = self.identity(&cluster);
         let mut groups = Vec::new();
@@ -240,16 +259,10 @@ impl Engine {
             }
         }
         let stores: Vec<HostStore> = groups.iter().map(|(store, _)| store.clone()).collect();
-        let config = NodeConfig {
-            cluster: cluster.id,
-            host: self.host,
-            name: self.config.host_name.clone(),
-            fault_domain: self.config.failure_domain.clone(),
-            peers: self.config.peers.iter().map(ToString::to_string).collect(),
-            api: self.config.api.map(|address| address.to_string()).unwrap_or_default(),
-            release: env!("CARGO_PKG_VERSION").into(),
-        };
         let node = Node::start(world.clone(), config, groups);
+        if let Some(incarnation) = over {
+            node.is_over(incarnation);
+        }
         // An empty disk is another one, and what the old one had is lost. Any other that is not in
         // use may be back after a restart.
         let lacks_disks = troubles.iter().any(|(_, kind, _)| *kind == "disk-unusable");
@@ -265,11 +278,36 @@ impl Engine {
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         node.set_manager(self.manager());
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
-        let nbd = Server::new(world.clone(), volumes, Limits::default());
+        let nbd = Server::new(
+            world.clone(),
+            volumes,
+            Limits { connections: self.nbd_connections, ..Limits::default() },
+        );
         let running = Running { node, world, cluster, nbd };
         let first = self.running.set(running).is_ok();
         assert!(first, "a host is started once");
         Ok(stores)
+    }
+
+    /// Makes sure that no other process lives as this host, before a disk is touched: the life
+    /// that is over.
+    async fn check_alone(
+        &self,
+        world: &HostWorld,
+        config: &NodeConfig,
+        data: &DataDir,
+    ) -> Result<Option<Incarnation>, Problem> {
+        loop {
+            match before(world, config).await {
+                Ok(Before::New) => return Ok(None),
+                Ok(Before::Over(incarnation)) => return Ok(Some(incarnation)),
+                Ok(Before::Lives(other)) => {
+                    return Err(lives_twice(&other, "lives already", data.path()));
+                }
+                Err(e) => self.say(format!("this host waits for the directory: {e}")),
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
     }
 
     /// Connects to the directory; waits for as long as it takes.
@@ -326,6 +364,20 @@ impl Engine {
         }
         Ok(cluster)
     }
+}
+
+/// Why this process must not live as this host.
+fn lives_twice(other: &OtherLife, how: &str, data: &Path) -> Problem {
+    let OtherLife { name, endpoint } = other;
+    let (data, detail) = (data.display(), format!("host {name}, at {endpoint}, {how}"));
+    Problem::new(
+        Code::Conflict,
+        format!("{detail}: {data} is a copy of its data directory, or the other way round"),
+    )
+    .hint(format!(
+        "stop one of the two for good; to make another host of a copy, remove {data}/host-id \
+             and wipe its disks (docs/operations.md, 'Copies of a host')"
+    ))
 }
 
 async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {

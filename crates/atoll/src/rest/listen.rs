@@ -5,6 +5,7 @@
 //! connections are served at once; on stop, requests in flight are finished for a while.
 
 use super::Rest;
+use super::door::{Access, Door};
 use super::guard::Guard;
 use crate::control::Control;
 use atoll_api::{Code, Problem, limits};
@@ -14,14 +15,15 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
+/// Of the sockets of a host: its group manages it.
+const SOCKET_MODE: u32 = 0o660;
 /// How long a stop waits for requests in flight.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 /// How long to rest when a connection cannot be accepted (no file descriptors).
@@ -32,6 +34,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 pub struct Listeners {
     tcp: Option<TcpListener>,
     unix: Option<(UnixListener, PathBuf)>,
+    connections: usize,
 }
 
 impl Listeners {
@@ -50,9 +53,14 @@ impl Listeners {
         };
         let unix = match unix {
             None => None,
-            Some(path) => Some((bind_unix(path, "network.api_socket").await?, path.to_owned())),
+            Some(path) => Some((bind_unix(path, "network.api_socket")?, path.to_owned())),
         };
-        Ok(Self { tcp, unix })
+        Ok(Self { tcp, unix, connections: limits::CONNECTIONS_MAX })
+    }
+
+    /// Serves at most so many connections at once; others wait in the kernel's queue.
+    pub fn at_most(self, connections: usize) -> Self {
+        Self { connections, ..self }
     }
 
     /// The TCP address that was bound.
@@ -61,9 +69,9 @@ impl Listeners {
     }
 
     /// Serves until `stop` becomes true, finishes what is in flight, and removes the socket.
-    pub async fn serve<C: Control>(self, control: C, stop: watch::Receiver<bool>) {
-        let rest = Arc::new(Rest::new(control, stop.clone()));
-        let slots = Arc::new(Semaphore::new(limits::CONNECTIONS_MAX));
+    pub async fn serve<C: Control>(self, control: C, access: Access, stop: watch::Receiver<bool>) {
+        let rest = Arc::new(Rest::new(control, access, stop.clone()));
+        let slots = Arc::new(Semaphore::new(self.connections));
         loop {
             let mut stopped = stop.clone();
             let slot = tokio::select! {
@@ -78,11 +86,11 @@ impl Listeners {
                 accepted = accept_unix(self.unix.as_ref()) => accepted,
             };
             match accepted {
-                Ok(stream) => {
+                Ok((stream, door)) => {
                     let (rest, stop) = (rest.clone(), stop.clone());
                     // Ends with the connection, or soon after `stop`.
                     tokio::spawn(async move {
-                        connection(stream, rest, stop).await;
+                        connection(stream, door, rest, stop).await;
                         drop(slot);
                     });
                 }
@@ -97,7 +105,7 @@ impl Listeners {
             let _ = std::fs::remove_file(path);
         }
         drop(self.tcp);
-        let all = u32::try_from(limits::CONNECTIONS_MAX).expect("a small constant");
+        let all = u32::try_from(self.connections).expect("a small number");
         let _ = tokio::time::timeout(STOP_WAIT, slots.acquire_many(all)).await;
     }
 }
@@ -105,32 +113,36 @@ impl Listeners {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<Box<dyn Stream>> {
+type Accepted = io::Result<(Box<dyn Stream>, Door)>;
+
+async fn accept_tcp(listener: Option<&TcpListener>) -> Accepted {
     match listener {
         Some(listener) => {
             let (stream, _) = listener.accept().await?;
             let _ = stream.set_nodelay(true);
-            Ok(Box::new(stream))
+            let (bound, local) = (listener.local_addr()?, stream.local_addr()?);
+            Ok((Box::new(stream), Door::Tcp { bound, local }))
         }
         None => std::future::pending().await,
     }
 }
 
-async fn accept_unix(listener: Option<&(UnixListener, PathBuf)>) -> io::Result<Box<dyn Stream>> {
+async fn accept_unix(listener: Option<&(UnixListener, PathBuf)>) -> Accepted {
     match listener {
-        Some((listener, _)) => Ok(Box::new(listener.accept().await?.0)),
+        Some((listener, _)) => Ok((Box::new(listener.accept().await?.0), Door::Unix)),
         None => std::future::pending().await,
     }
 }
 
 async fn connection<C: Control>(
     stream: Box<dyn Stream>,
+    door: Door,
     rest: Arc<Rest<C>>,
     mut stop: watch::Receiver<bool>,
 ) {
     let service = service_fn(move |request| {
         let rest = rest.clone();
-        async move { Ok::<_, Infallible>(rest.answer(request).await) }
+        async move { Ok::<_, Infallible>(rest.answer(door, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -157,33 +169,10 @@ async fn connection<C: Control>(
 ///
 /// # Errors
 /// [`Code::AddressInUse`]: somebody answers there, or it is not a socket.
-pub async fn bind_unix(path: &Path, key: &str) -> Result<UnixListener, Problem> {
-    let shown = path.display().to_string();
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(|e| cannot_bind(&e, &shown, key))?;
-    }
-    match std::fs::symlink_metadata(path) {
-        Err(_) => {}
-        Ok(meta) => {
-            use std::os::unix::fs::FileTypeExt;
-            if !meta.file_type().is_socket() {
-                return Err(Problem::new(
-                    Code::AddressInUse,
-                    format!("{shown} exists and is not a socket ({key})"),
-                )
-                .hint("remove it, or change the configuration"));
-            }
-            if UnixStream::connect(path).await.is_ok() {
-                let taken = io::Error::from(io::ErrorKind::AddrInUse);
-                return Err(cannot_bind(&taken, &shown, key));
-            }
-            std::fs::remove_file(path).map_err(|e| cannot_bind(&e, &shown, key))?;
-        }
-    }
-    let listener = UnixListener::bind(path).map_err(|e| cannot_bind(&e, &shown, key))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
-        .map_err(|e| cannot_bind(&e, &shown, key))?;
-    Ok(listener)
+pub fn bind_unix(path: &Path, key: &str) -> Result<UnixListener, Problem> {
+    atoll_real::listen_unix(path, SOCKET_MODE)
+        .and_then(UnixListener::from_std)
+        .map_err(|e| cannot_bind(&e, &path.display().to_string(), key))
 }
 
 /// Why an address cannot be listened on, and what to do.
@@ -193,6 +182,10 @@ pub fn cannot_bind(error: &io::Error, address: &str, key: &str) -> Problem {
         io::ErrorKind::AddrInUse => {
             Problem::new(Code::AddressInUse, detail("another process listens there"))
                 .hint(format!("'ss -lpn | grep {address}' names it"))
+        }
+        io::ErrorKind::AlreadyExists => {
+            let detail = format!("{address} exists and is not a socket ({key})");
+            Problem::new(Code::AddressInUse, detail).hint("remove it, or change the configuration")
         }
         io::ErrorKind::AddrNotAvailable => {
             Problem::new(Code::AddressInUse, detail("this machine has no such address"))

@@ -5,9 +5,10 @@
 //! also of a request that is not HTTP, is `problem+json`; no request makes it hold more than
 //! [`limits`] says; a client that goes away leaves nothing behind.
 //!
-//! Absent here: authentication and encryption (a Unix socket's permissions and loopback addresses
-//! protect it), and every decision about volumes.
+//! Absent here: authentication and encryption (a Unix socket's permissions protect it; `door` has
+//! what may be asked over TCP), and every decision about volumes.
 
+pub mod door;
 mod guard;
 mod idempotency;
 pub mod listen;
@@ -24,6 +25,7 @@ use atoll_api::types::{
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::check_object_size;
+use door::{Access, Door};
 use http_body_util::channel::Channel;
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
@@ -51,6 +53,7 @@ const FOLLOW_BEAT: u32 = 30;
 /// The server's state, shared by its connections.
 pub struct Rest<C> {
     control: C,
+    access: Access,
     keys: Keys,
     calls: Semaphore,
     followers: Arc<Semaphore>,
@@ -60,10 +63,11 @@ pub struct Rest<C> {
 
 impl<C: Control> Rest<C> {
     /// A server in front of `control`; its event streams end when `stop` becomes true.
-    pub fn new(control: C, stop: watch::Receiver<bool>) -> Self {
+    pub fn new(control: C, access: Access, stop: watch::Receiver<bool>) -> Self {
         let document = atoll_api::openapi::document(env!("CARGO_PKG_VERSION"));
         Self {
             control,
+            access,
             keys: Keys::default(),
             calls: Semaphore::new(limits::CALLS_MAX),
             followers: Arc::new(Semaphore::new(limits::FOLLOWERS_MAX)),
@@ -73,15 +77,20 @@ impl<C: Control> Rest<C> {
     }
 
     /// The answer to one request.
-    pub async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+    pub async fn answer(&self, door: Door, request: Request<Incoming>) -> Response<Body> {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
-        let reply = self.try_answer(request).await.unwrap_or_else(|problem| refuse(&problem));
+        let reply = self.try_answer(door, request).await.unwrap_or_else(|problem| refuse(&problem));
         tracing::debug!(%method, path, status = reply.status().as_u16(), "request");
         reply
     }
 
-    async fn try_answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    async fn try_answer(
+        &self,
+        door: Door,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Problem> {
+        door::check(door, &self.access, &request)?;
         request::check_head(&request)?;
         let _call = self.calls.try_acquire().map_err(|_| {
             Problem::new(Code::TooMany, format!("{} calls are running", limits::CALLS_MAX))
@@ -426,7 +435,14 @@ fn refuse(problem: &Problem) -> Response<Body> {
         reply.headers_mut().insert(header::ALLOW, allowed);
     }
     // The rest of a body that was refused unread must not be taken for the next request.
-    if matches!(problem.code, Code::BodyTooLarge | Code::BadRequest | Code::SlowClient) {
+    if matches!(
+        problem.code,
+        Code::BodyTooLarge
+            | Code::BadRequest
+            | Code::SlowClient
+            | Code::ForeignOrigin
+            | Code::NotPermitted
+    ) {
         set(&mut reply, header::CONNECTION, "close");
     }
     reply

@@ -67,14 +67,6 @@ pub fn check_head(request: &Request<Incoming>) -> Result<(), Problem> {
             None => return Err(bad("Content-Length is not a number")),
         }
     }
-    // A page of another site must not manage storage through somebody's browser.
-    if let Some(origin) = headers.get(header::ORIGIN) {
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
-        let ours = [format!("http://{host}"), format!("https://{host}")];
-        if !origin.to_str().is_ok_and(|origin| ours.iter().any(|our| our == origin)) {
-            return Err(Problem::new(Code::ForeignOrigin, "the Origin header names another site"));
-        }
-    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
 use atoll::control::{Change, Control, Sample, Scope, Value};
+use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
 use atoll_api::types::*;
 use atoll_api::{Code, Problem};
@@ -475,7 +476,12 @@ pub struct TestServer {
 }
 
 impl TestServer {
+    /// One that takes changes over TCP, too, and is also called `test`.
     pub fn start() -> Self {
+        Self::with(Access { names: vec!["test:80".into()], writable: true, ..Access::default() })
+    }
+
+    pub fn with(access: Access) -> Self {
         let fake = Fake::new();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
@@ -489,7 +495,7 @@ impl TestServer {
                 let any = "127.0.0.1:0".parse().unwrap();
                 let listeners = Listeners::bind(Some(any), Some(&path)).await.unwrap();
                 sender.send(listeners.tcp_address().unwrap()).unwrap();
-                listeners.serve(control, stopped).await;
+                listeners.serve(control, access, stopped).await;
             });
         });
         let tcp = receiver.recv().unwrap();

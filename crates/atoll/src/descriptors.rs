@@ -1,0 +1,117 @@
+//! Open files: how many this process may have, what it needs, and who gets how many.
+//!
+//! Disks, peers and the directory come first: connections of clients are bounded so that these
+//! never lack one. What is not to be had is said at the start, not by the first client.
+//!
+//! Invariant: what is given to the API and to NBD clients together, with what the host itself
+//! needs, is within the limit.
+
+use atoll_api::{Code, Problem, limits};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Of the host itself: runtimes, log, locks, listening sockets, the directory, files that are
+/// read for a moment.
+const OWN: u64 = 40;
+/// Of each disk.
+const EACH_DISK: u64 = 2;
+/// Of each other host: three connections each way.
+const EACH_PEER: u64 = 6;
+/// Other hosts that room is kept for, whatever the limit.
+const PEERS_LEAST: u64 = 4;
+/// Other hosts of the largest cluster.
+const PEERS_MOST: u64 = 63;
+/// Connections of the API and of NBD each, below which a host is of no use.
+const CLIENTS_LEAST: u64 = 4;
+/// NBD clients.
+const NBD_MOST: u64 = 256;
+/// Of the directory itself.
+const DIRECTORY_OWN: u64 = 24;
+
+/// How many connections clients get.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shares {
+    /// Of the API, over TCP and the Unix socket together.
+    pub api: usize,
+    /// Of NBD.
+    pub nbd: usize,
+}
+
+/// Raises the limit of a host with so many disks as far as it goes, and says what there is.
+///
+/// # Errors
+/// [`Code::Failed`]: with so few it would answer nobody.
+pub fn of_host(disks: usize) -> Result<Shares, Problem> {
+    let disks = EACH_DISK * disks as u64;
+    let least = OWN + disks + EACH_PEER * PEERS_LEAST + 2 * CLIENTS_LEAST;
+    let clients = limits::CONNECTIONS_MAX as u64 + NBD_MOST;
+    let most = OWN + disks + EACH_PEER * PEERS_MOST + clients;
+    let limit = raise("this host", least, most)?;
+    Ok(shares(limit, disks))
+}
+
+/// The same of the directory.
+///
+/// # Errors
+/// [`Code::Failed`].
+pub fn of_directory() -> Result<(), Problem> {
+    let clients = atoll_directory::limits::CONNECTIONS_MAX as u64;
+    raise("the directory", DIRECTORY_OWN + CLIENTS_LEAST, DIRECTORY_OWN + clients).map(drop)
+}
+
+fn shares(limit: u64, disks: u64) -> Shares {
+    // Room for all peers there may be, as long as clients have theirs.
+    let left = limit.saturating_sub(OWN + disks + EACH_PEER * PEERS_LEAST);
+    let peers = (EACH_PEER * (PEERS_MOST - PEERS_LEAST)).min(left / 3);
+    let left = left - peers;
+    let api = (left / 3).clamp(CLIENTS_LEAST, limits::CONNECTIONS_MAX as u64);
+    let nbd = left.saturating_sub(api).clamp(CLIENTS_LEAST, NBD_MOST);
+    Shares { api: api as usize, nbd: nbd as usize }
+}
+
+/// Makes the soft limit the hard one; what it is then.
+fn raise(who: &str, least: u64, most: u64) -> Result<u64, Problem> {
+    let before = getrlimit(Resource::Nofile);
+    if before.current.is_some() && before.current != before.maximum {
+        let all = Rlimit { current: before.maximum, maximum: before.maximum };
+        // What is refused leaves the limit as it was, and that is told below.
+        let _ = setrlimit(Resource::Nofile, all);
+    }
+    let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+    let (was, limit) = (unlimited(before.current), unlimited(getrlimit(Resource::Nofile).current));
+    let hint = "raise it: LimitNOFILE= of the unit, or 'ulimit -Hn' of the shell that starts it";
+    if limit < least {
+        let detail = format!("{who} may open {limit} files, and needs at least {least} to work");
+        return Err(Problem::new(Code::Failed, detail).hint(hint));
+    }
+    let raised = if was < limit { format!(", raised from {was}") } else { String::new() };
+    if limit < most {
+        tracing::warn!(
+            hint,
+            "{who} may open {limit} files{raised}; with all clients and peers it would need \
+             {most}: it takes fewer clients"
+        );
+    } else {
+        tracing::info!("{who} may open {limit} files{raised}, and needs up to {most}");
+    }
+    Ok(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLIENTS_LEAST, EACH_DISK, EACH_PEER, NBD_MOST, OWN, PEERS_LEAST, shares};
+
+    #[test]
+    fn shares_fit_and_large_limits_give_everything() {
+        for disks in [0, 1, 8, 64].map(|disks| disks * EACH_DISK) {
+            let own = OWN + disks + EACH_PEER * PEERS_LEAST;
+            for limit in own + 2 * CLIENTS_LEAST..3000 {
+                let shares = shares(limit, disks);
+                let clients = (shares.api + shares.nbd) as u64;
+                assert!(own + clients <= limit, "{limit} {disks} {shares:?}");
+                assert!(shares.api as u64 >= CLIENTS_LEAST && shares.nbd as u64 >= CLIENTS_LEAST);
+            }
+            let all = shares(1 << 20, disks);
+            assert_eq!((all.api, all.nbd as u64), (256, NBD_MOST));
+        }
+    }
+}
