@@ -43,6 +43,15 @@ pub enum Shape {
 }
 
 impl Shape {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SingleTier => "single-tier",
+            Self::AllFlash => "all-flash",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
     fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::SingleTier,
@@ -74,6 +83,18 @@ pub enum RegionKind {
 }
 
 impl RegionKind {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CheckpointA | Self::CheckpointB => "checkpoint",
+            Self::Journal => "journal",
+            Self::Log => "write log",
+            Self::Pages => "metadata",
+            Self::Slots => "capacity",
+            Self::ReadCache => "read cache",
+        }
+    }
+
     fn from_code(code: u32) -> Option<Self> {
         Some(match code {
             1 => Self::CheckpointA,

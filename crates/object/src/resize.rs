@@ -12,6 +12,7 @@ use atoll_format::id::{HostId, Seq};
 use atoll_format::op::{BlockRange, BlockTag};
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::BLOCKS_PER_CHUNK;
+use atoll_transport::CallError;
 use atoll_world::components::{Copy, CopyBlock, SetTickets};
 use atoll_world::directory::Compare;
 use atoll_world::{Components, Lane, Nanos, World, sometimes};
@@ -104,11 +105,8 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         // One that was shrunk has kept its legs.
         if legs_needed(&grown.policy, size_bytes) > grown.legs.len() {
-            return Err(ResizeError::Refused(format!(
-                "the volume would need {} legs and has {}: copy it to a new volume of that size",
-                legs_needed(&grown.policy, size_bytes),
-                grown.legs.len()
-            )));
+            let needs = legs_needed(&grown.policy, size_bytes);
+            return Err(ResizeError::Refused(too_few_legs(grown.legs.len(), needs)));
         }
         grown.size_bytes = size_bytes;
         for (leg, member) in grown.members() {
@@ -118,14 +116,10 @@ impl<W: World, S: Components> Owner<W, S> {
             match self.call(member.host, Lane::Control, request, CALL_DEADLINE).await {
                 Ok(Reply::Done) => {}
                 other => {
-                    let why = match other {
-                        Ok(Reply::Failed(error)) => error.to_string(),
-                        Ok(_) => "its answer is of no use".into(),
-                        Err(error) => error.to_string(),
-                    };
                     return Err(ResizeError::Refused(format!(
-                        "host {} did not grow its copy, {why}: resize when all copies are up",
-                        self.0.ctx.host_name(member.host)
+                        "host {} did not grow its copy ({}): resize when all copies are up",
+                        self.0.ctx.host_name(member.host),
+                        said(other)
                     )));
                 }
             }
@@ -224,5 +218,54 @@ impl<W: World, S: Components> Owner<W, S> {
     fn not_cleared(&self, host: HostId) -> String {
         let host = self.0.ctx.host_name(host);
         format!("host {host} cannot clear its copy beyond the end: resize when all copies are up")
+    }
+}
+
+/// Why there was no `Done`, for people.
+fn said(reply: Result<Reply, CallError>) -> String {
+    match reply {
+        Ok(Reply::Failed(error)) => error.to_string(),
+        Ok(_) => "its answer is not understood".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The legs of an object are as many as its size needed when it was made.
+fn too_few_legs(has: usize, needs: usize) -> String {
+    let parts = |n: usize| if n == 1 { "1 part".to_owned() } else { format!("{n} parts") };
+    format!(
+        "of that size it would be kept in {}, and it was made with {}, which stays: copy it to a \
+         new volume of that size",
+        parts(needs),
+        parts(has)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{said, too_few_legs};
+    use crate::message::Reply;
+    use atoll_format::id::Epoch;
+    use atoll_transport::CallError;
+    use atoll_world::StoreError;
+
+    #[test]
+    fn nobody_reads_the_words_of_the_program_itself() {
+        for reply in [
+            Err(CallError::Unreachable),
+            Err(CallError::Refused("why".into())),
+            Ok(Reply::Done),
+            Ok(Reply::Failed(StoreError::Fenced { fenced: Epoch(3) })),
+            Ok(Reply::Failed(StoreError::Session { open: Default::default() })),
+            Ok(Reply::Failed(StoreError::Bad(vec![7, 8]))),
+        ] {
+            let said = said(reply);
+            assert!(said.contains(' ') && !said.contains(['(', '{', '[']), "{said}");
+        }
+        assert_eq!(
+            said(Ok(Reply::Failed(StoreError::Bad(vec![7])))),
+            "no good copy here of block 7"
+        );
+        assert!(too_few_legs(1, 2).contains("2 parts, and it was made with 1 part,"));
     }
 }

@@ -44,7 +44,7 @@ pub struct GroupLabel {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
     /// The shape needs another number of devices, or does not exist yet.
-    #[error("a {shape:?} group cannot be made of {devices} devices")]
+    #[error("a disk group of this shape ({}) cannot be made of {devices} devices", shape.name())]
     Devices {
         /// What was asked for.
         shape: Shape,

@@ -170,7 +170,7 @@ impl<W: World> Device<W> {
             }
             Err(_) => {
                 inner.errors.set(inner.errors.get() + 1);
-                Err(self.vanish(&format!("read at {at} did not return in {:?}", inner.deadline)))
+                Err(self.vanish(&format!("read at {at} did not return in {}", inner.deadline)))
             }
         }
     }
@@ -254,7 +254,7 @@ impl<W: World> Device<W> {
                 self.usable().await?;
                 return Err(failed);
             }
-            Err(_) => format!("{what} did not return in {:?}", self.0.deadline),
+            Err(_) => format!("{what} did not return in {}", self.0.deadline),
         };
         self.0.errors.set(self.0.errors.get() + 1);
         Err(self.vanish(&why))
@@ -284,6 +284,6 @@ impl<W: World> Device<W> {
         if inner.slow_told.replace(true) {
             return None;
         }
-        Some(format!("{}: writes take {:?}, before {:?}", inner.name, Nanos(quick), Nanos(slow)))
+        Some(format!("{}: writes take {}, before {}", inner.name, Nanos(quick), Nanos(slow)))
     }
 }

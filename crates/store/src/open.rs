@@ -328,7 +328,7 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
     let log = &labels[0];
     let bad = |what: &str| OpenError::Metadata(format!("the label: {what}"));
     let region = |label: &Superblock, kind: RegionKind| -> Result<Region, OpenError> {
-        label.region(kind).ok_or_else(|| bad(&format!("{kind:?} is missing")))
+        label.region(kind).ok_or_else(|| bad(&format!("its {} is missing", kind.name())))
     };
     if log.shape == Shape::Hybrid {
         return Err(OpenError::Newer("hybrid disk group".into()));

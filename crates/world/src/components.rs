@@ -243,13 +243,13 @@ pub enum StoreError {
     #[error("component {0} exists already")]
     Exists(ComponentId),
     /// The message is of an older epoch (R1): its sender is no longer the owner.
-    #[error("epoch is fenced: {fenced:?}")]
+    #[error("it takes nothing older than epoch {}", .fenced.0)]
     Fenced {
         /// The lowest epoch that is accepted.
         fenced: Epoch,
     },
     /// The message is of another session, or out of order within it (R2).
-    #[error("not the open session: {open:?}")]
+    #[error("another session is open: epoch {}, number {}", .open.epoch.0, .open.attach)]
     Session {
         /// The open one.
         open: Session,
@@ -264,7 +264,7 @@ pub enum StoreError {
         block: u32,
     },
     /// These blocks have no good bytes here; ask another member.
-    #[error("no good copy here of {} blocks, first {:?}", .0.len(), .0.first())]
+    #[error("no good copy here of {}", blocks(.0))]
     Bad(Vec<u32>),
     /// No slot is left; reads, overwrites of allocated chunks and deletes go on.
     #[error("the disk group is full")]
@@ -272,6 +272,15 @@ pub enum StoreError {
     /// The disk group has failed and is out of use until it is replaced or its host restarts.
     #[error("the disk group has failed: {0}")]
     Failed(String),
+}
+
+/// `block 7`, or `12 blocks from 7 on`.
+fn blocks(bad: &[u32]) -> String {
+    match bad {
+        [] => "its blocks".into(),
+        [one] => format!("block {one}"),
+        [first, ..] => format!("{} blocks from {first} on", bad.len()),
+    }
 }
 
 /// The components of one disk group. Clones are the same store.

@@ -73,6 +73,19 @@ impl Div<u64> for Nanos {
         Self(self.0 / by)
     }
 }
+impl fmt::Display for Nanos {
+    /// For people: `250 ms`, `1.5 s`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = |unit: f64| (self.0 as f64 / unit * 10.0).round() / 10.0;
+        match self.0 {
+            0..1_000 => write!(f, "{} ns", self.0),
+            1_000..1_000_000 => write!(f, "{} us", tenths(1e3)),
+            1_000_000..1_000_000_000 => write!(f, "{} ms", tenths(1e6)),
+            _ => write!(f, "{} s", tenths(1e9)),
+        }
+    }
+}
+
 impl fmt::Debug for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {

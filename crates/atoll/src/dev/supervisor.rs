@@ -185,7 +185,7 @@ impl Supervisor<'_> {
                 self.check_alive(index)?;
                 if tokio::time::Instant::now() > deadline {
                     let name = &self.children[index].name;
-                    let detail = format!("{name} does not serve after {SERVES_WAIT:?}");
+                    let detail = format!("{name} does not serve after {} s", SERVES_WAIT.as_secs());
                     let log = self.children[index].dir.join("log");
                     return Err(
                         Problem::new(Code::TimedOut, detail).hint(format!("see {}", log.display()))
@@ -243,7 +243,8 @@ impl Supervisor<'_> {
             self.check_alive(index)?;
             if tokio::time::Instant::now() > deadline {
                 let child = &self.children[index];
-                let detail = format!("{} does not answer after {ANSWERS_WAIT:?}", child.name);
+                let detail =
+                    format!("{} does not answer after {} s", child.name, ANSWERS_WAIT.as_secs());
                 return Err(Problem::new(Code::TimedOut, detail)
                     .hint(format!("see {}", child.dir.join("log").display())));
             }
