@@ -98,6 +98,28 @@ pub struct GroupStatus {
     pub scrub_whole: bool,
 }
 
+/// A copy that is behind, as its object's owner sees it: one that has begun to be brought up to
+/// date, over all attempts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CopyStatus {
+    /// Which.
+    pub component: ComponentId,
+    /// An attempt is under way.
+    pub running: bool,
+    /// Upper bound of the bytes left to compare or copy.
+    pub bytes_left: u64,
+    /// Bytes compared or copied.
+    pub bytes_done: u64,
+    /// Bytes copied.
+    pub bytes_copied: u64,
+    /// Bytes compared or copied per second of late; 0: unknown, or nothing moves.
+    pub done_per_second: u64,
+    /// Bytes copied per second of late; as above.
+    pub copied_per_second: u64,
+    /// Seconds since the first attempt began.
+    pub seconds: f64,
+}
+
 /// One object as its owner sees it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ObjectStatus {
@@ -107,17 +129,27 @@ pub struct ObjectStatus {
     pub epoch: Epoch,
     /// A member is being brought up to date.
     pub resyncing: bool,
-    /// Upper bound of what is left, in bytes.
+    /// Upper bound of what is left, in bytes, of the copies that have been begun.
     pub resync_bytes_left: u64,
-    /// Compared or copied so far in this run.
+    /// Compared or copied so far of the copy that is brought up to date now. This and the three
+    /// below are for hosts of older releases, which do not know `copies`.
     pub resync_bytes_done: u64,
-    /// The component that is brought up to date in this run; others wait for their turn.
+    /// That copy; others wait for their turn.
     #[serde(default)]
     pub resync_component: Option<ComponentId>,
-    /// Copied so far in this run.
+    /// Copied so far of it.
     pub resync_bytes_copied: u64,
-    /// Seconds that this run has taken so far.
+    /// Seconds since it was begun.
     pub resync_seconds: f64,
+    /// Copies that have been begun, and are not up to date.
+    #[serde(default)]
+    pub copies: Vec<CopyStatus>,
+    /// The host and disk group that have no room for new data of its clients, if there are any.
+    #[serde(default)]
+    pub no_space: Option<(HostId, GroupId)>,
+    /// Writes of clients that were refused for want of space, since this owner began.
+    #[serde(default)]
+    pub no_space_answers: u64,
     /// Reads and writes of guests since this owner began.
     pub guest_ops: u64,
 }

@@ -19,6 +19,7 @@ pub mod message;
 pub mod objects;
 mod owner;
 pub mod placement;
+mod progress;
 pub mod ranges;
 mod read;
 mod resize;
@@ -28,4 +29,5 @@ mod tickets;
 
 pub use client::ObjectVolume;
 pub use objects::{Event, Objects};
+pub use progress::CopyProgress;
 pub use resize::ResizeError;

@@ -10,9 +10,9 @@ use crate::mend::Trouble;
 use crate::message::{ClientIo, ClientRequest, Reply, Request};
 use crate::owner::{Fail, Owner, Stop};
 use crate::placement::{self, HostView};
+use crate::progress::CopyProgress;
 use crate::read::Readiness;
 use crate::resize::ResizeError;
-use crate::resync::Progress;
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::op::OpKind;
@@ -89,6 +89,20 @@ pub enum Event {
         /// The copy's host.
         host: HostId,
     },
+    /// A disk group had no room for new data of a client, for the first time in this episode.
+    NoSpace {
+        /// Which object.
+        object: ObjectId,
+        /// The host of the group.
+        host: HostId,
+        /// The group.
+        group: GroupId,
+    },
+    /// The end of such an episode: there is room again.
+    SpaceAgain {
+        /// Which object.
+        object: ObjectId,
+    },
     /// No good copy of a block is left.
     BlockLost {
         /// Which object.
@@ -109,8 +123,12 @@ pub type AdminHandler = Rc<dyn Fn(HostId, Vec<u8>) -> LocalBoxFuture<'static, Ve
 pub struct OwnedObject {
     /// The record, as the directory confirmed it.
     pub record: ObjectRecord,
-    /// Resync.
-    pub resync: Progress,
+    /// Copies that have begun to be brought up to date, and are not.
+    pub resync: Vec<CopyProgress>,
+    /// The disk group that has no room for new data of clients, if there is one.
+    pub no_space: Option<(HostId, GroupId)>,
+    /// Writes of clients that were refused for want of space, since this owner began.
+    pub no_space_answers: u64,
     /// Reads and writes of guests since this owner began.
     pub guest_ops: u64,
 }
@@ -155,6 +173,8 @@ pub(crate) struct Ctx<W: World, S: Components> {
     resync_paused: Cell<bool>,
     /// Bytes per second; 0: as fast as guests allow.
     resync_limit: Cell<u64>,
+    /// When the limit lets the next copy go.
+    resync_next: Cell<Nanos>,
     /// Bytes per second; 0: none.
     resync_floor: Cell<u64>,
     serial: Cell<u64>,
@@ -207,11 +227,15 @@ impl<W: World, S: Components> Ctx<W, S> {
     pub fn resync_paused(&self) -> bool {
         self.resync_paused.get()
     }
-    /// Sleeps as long as the limit says for that many bytes.
+    /// Sleeps as long as the limit says for that many bytes, and for those of all other copies that
+    /// this host makes: the limit is the host's.
     pub async fn resync_pace(&self, bytes: u64) {
         let limit = self.resync_limit.get();
         if let Some(span) = bytes.saturating_mul(1_000_000_000).checked_div(limit) {
-            self.world.sleep(Nanos(span)).await;
+            let now = self.world.now();
+            let until = self.resync_next.get().max(now) + Nanos(span);
+            self.resync_next.set(until);
+            self.world.sleep(until.since(now)).await;
         }
     }
     /// How long a resync may leave a chunk that took so long to guests, and keep its floor.
@@ -305,6 +329,7 @@ impl<W: World, S: Components> Objects<W, S> {
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
             resync_limit: Cell::new(0),
+            resync_next: Cell::new(Nanos::ZERO),
             resync_floor: Cell::new(0),
             serial: Cell::new(0),
             renew_now: Notify::default(),
@@ -345,6 +370,16 @@ impl<W: World, S: Components> Objects<W, S> {
 
     /// The hosts and their space, as known now: for rebuilding elsewhere and for names.
     pub fn set_inventory(&self, hosts: Vec<HostView>) {
+        let room = |group: GroupId| {
+            let mut groups = hosts.iter().flat_map(|host| &host.groups);
+            groups.any(|g| g.id == group && g.healthy && g.free_bytes > 0)
+        };
+        // Nobody may write any more: the episode ends all the same.
+        for owner in self.0.owners.borrow().values() {
+            if owner.0.no_space.get().is_some_and(|(_, group)| room(group)) {
+                owner.note_room();
+            }
+        }
         *self.0.inventory.borrow_mut() = hosts;
     }
 
@@ -388,7 +423,15 @@ impl<W: World, S: Components> Objects<W, S> {
             .filter(|o| !o.is_stopped())
             .map(|o| OwnedObject {
                 record: o.0.record.borrow().clone(),
-                resync: *o.0.resync.borrow(),
+                resync: {
+                    let record = o.0.record.borrow();
+                    let behind = |id| {
+                        record.members().any(|(_, m)| m.component == id && !m.state.is_active())
+                    };
+                    o.0.resync.borrow().copies(self.0.world.now(), behind)
+                },
+                no_space: o.0.no_space.get(),
+                no_space_answers: o.0.no_space_answers.get(),
                 guest_ops: o.0.guest_ops.get(),
             })
             .collect()

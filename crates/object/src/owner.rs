@@ -20,7 +20,8 @@ use crate::ranges::{RangeGuard, RangeLocks};
 use crate::resync::Readmission;
 use atoll_format::checksum::block_crcs;
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, HostId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, OpId, Seq, Session,
+    Ticket,
 };
 use atoll_format::op::{BlockRange, OpKind};
 use atoll_format::record::{ObjectRecord, Place};
@@ -101,7 +102,13 @@ pub(crate) struct Inner<W: World, S: Components> {
     clients: RefCell<BTreeMap<ClientId, ClientLog>>,
     /// I/O of guests, for resync to yield to.
     pub guest_ops: Cell<u64>,
-    pub resync: RefCell<crate::resync::Progress>,
+    pub resync: RefCell<crate::progress::Progress>,
+    /// The disk group that had no room for the last new chunk, until one finds room again.
+    pub no_space: Cell<Option<(HostId, GroupId)>>,
+    /// When that was the last time.
+    no_space_at: Cell<Nanos>,
+    /// Writes that were refused for want of space.
+    pub no_space_answers: Cell<u64>,
     /// When a member whose resync failed may be tried again.
     pub next_try: RefCell<BTreeMap<ComponentId, Readmission>>,
     /// Since when this owner has known members as absent.
@@ -151,6 +158,8 @@ impl<W: World, S: Components> Drop for Ended<'_, W, S> {
     }
 }
 
+/// An episode without space ends by itself when nobody was refused for so long.
+const NO_SPACE_QUIET: Nanos = Nanos::from_secs(10);
 /// Clients of other hosts that an owner remembers.
 const CLIENTS_MAX: usize = 1024;
 
@@ -213,6 +222,9 @@ impl<W: World, S: Components> Owner<W, S> {
             clients: RefCell::default(),
             guest_ops: Cell::new(0),
             resync: RefCell::default(),
+            no_space: Cell::new(None),
+            no_space_at: Cell::new(Nanos::ZERO),
+            no_space_answers: Cell::new(0),
             next_try: RefCell::default(),
             absent_since: RefCell::default(),
         }))
@@ -469,6 +481,7 @@ impl<W: World, S: Components> Owner<W, S> {
                 Ok(Reply::Done) => {}
                 Ok(Reply::Failed(StoreError::Full)) => {
                     sometimes!("owner.no_space");
+                    self.note_no_space(member.host, member.group);
                     return Err(VolumeError::NoSpace(format!(
                         "disk group {} of host {} is full",
                         member.group,
@@ -481,7 +494,33 @@ impl<W: World, S: Components> Owner<W, S> {
             }
         }
         leg.set_reserved(chunk, all);
+        self.note_space();
         Ok(())
+    }
+
+    /// A client is told that there is no space: an event once per episode, which lasts until a new
+    /// chunk finds room again.
+    fn note_no_space(&self, host: HostId, group: GroupId) {
+        self.0.no_space_answers.set(self.0.no_space_answers.get() + 1);
+        self.0.no_space_at.set(self.now());
+        if self.0.no_space.replace(Some((host, group))).is_none() {
+            self.0.ctx.event(Event::NoSpace { object: self.0.id, host, group });
+        }
+    }
+
+    /// The group of an episode has room, as its host says: the end, if nobody was refused of late
+    /// (a group may be out of more than bytes).
+    pub(crate) fn note_room(&self) {
+        if self.now().since(self.0.no_space_at.get()) >= NO_SPACE_QUIET {
+            self.note_space();
+        }
+    }
+
+    /// A new chunk has found room.
+    fn note_space(&self) {
+        if self.0.no_space.take().is_some() {
+            self.0.ctx.event(Event::SpaceAgain { object: self.0.id });
+        }
     }
 
     /// The leg and blocks of a piece of the object that lies inside one strip.

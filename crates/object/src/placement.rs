@@ -105,6 +105,13 @@ pub enum Rule {
         /// Bytes that are missing, at least.
         missing_bytes: u64,
     },
+    /// The disk groups that hold the object have no room for the larger one.
+    Grow {
+        /// How many hold it.
+        places: usize,
+        /// How many have room.
+        usable: usize,
+    },
     /// The object's record could grow beyond a value of the directory.
     Record {
         /// Bytes of its longest form.
@@ -320,6 +327,55 @@ pub fn place(
         bytes,
     };
     Ok(chosen.into_iter().zip(legs).map(placed).collect())
+}
+
+/// Whether an object may grow to `size_bytes` where it is: the question that [`place`] asks of a
+/// new one, with the answer to where already given. Each of its groups must have room for what the
+/// components there take, written in full. `used` says what a component uses already.
+///
+/// # Errors
+/// See [`Refusal`]. A place that cannot be asked (its host is down, its group has failed) has no
+/// room.
+pub fn grow(
+    hosts: &[HostView],
+    record: &ObjectRecord,
+    size_bytes: u64,
+    used: impl Fn(ComponentId) -> u64,
+) -> Result<(), Refusal> {
+    check(&record.policy, size_bytes)?;
+    let grown = ObjectRecord { size_bytes, ..record.clone() };
+    let mut needed: BTreeMap<(HostId, GroupId), u64> = BTreeMap::new();
+    for (leg, member) in grown.members() {
+        // What is lost is made anew, in a place that has room for it then.
+        if matches!(member.state, MemberState::Absent { lost: true, .. }) {
+            continue;
+        }
+        let bytes = u64::from(grown.leg_chunks(leg)) * CHUNK;
+        let more = bytes.saturating_sub(used(member.component));
+        *needed.entry((member.host, member.group)).or_default() += more;
+    }
+    let (mut excluded, mut missing) = (Vec::new(), 0);
+    for (&(id, group), &bytes) in &needed {
+        let host = hosts.iter().find(|host| host.id == id);
+        let here: Vec<&GroupView> =
+            host.iter().flat_map(|host| &host.groups).filter(|g| g.id == group).collect();
+        let reason = host.map_or(Some(Reason::Down), |host| unfit(host, &here, bytes));
+        let Some(reason) = reason else { continue };
+        if let Reason::Full { free_bytes, needed_bytes } = reason {
+            missing += needed_bytes - free_bytes;
+        }
+        let name = host.map_or_else(|| id.to_string(), |host| host.name.clone());
+        excluded.push(Excluded { host: id, name, reason });
+    }
+    if excluded.is_empty() {
+        return Ok(());
+    }
+    let (places, usable) = (needed.len(), needed.len() - excluded.len());
+    let mut remedies = returning(&excluded);
+    if missing > 0 {
+        remedies.push(Remedy::AddBytes(missing));
+    }
+    Err(Refusal { rule: Rule::Grow { places, usable }, excluded, remedies })
 }
 
 /// Chooses a place where the component `gone` of leg `leg` can be rebuilt: outside the fault
@@ -944,6 +1000,13 @@ impl fmt::Display for Refusal {
                 iec(*component_bytes),
                 iec(*missing_bytes)
             )?,
+            Rule::Grow { places, usable } => write!(
+                f,
+                "the volume stays in the {} that {} it, and {usable} {} room for the new size",
+                plural(*places, "disk group"),
+                verb(*places, "holds", "hold"),
+                verb(*usable, "has", "have")
+            )?,
             Rule::Record { bytes } => write!(
                 f,
                 "its record in the directory could grow to {}, a value has at most {}",
@@ -1145,6 +1208,30 @@ mod tests {
              host3 has only failed disk groups, host4 is down; bring back host4, or add 3 \
              hosts, or use a policy with failures_to_tolerate 0"
         );
+    }
+
+    #[test]
+    fn growing_is_refused_where_making_it_of_that_size_would_be() {
+        const GIB: u64 = 1 << 30;
+        let hosts = cluster(&[&[(8 * GIB, 7 * GIB)], &[(8 * GIB, 7 * GIB)]]);
+        let policy = policy(1, 1);
+        let legs = place(&hosts, &policy, 3 * GIB, None, 1).expect("it fits");
+        let record = object_on(&policy, 3 * GIB, &legs);
+        assert!(place(&hosts, &policy, 200 * GIB, None, 1).is_err());
+        let refusal = grow(&hosts, &record, 200 * GIB, |_| 0).expect_err("too large");
+        let said = refusal.to_string();
+        assert!(
+            said.contains("stays in the 2 disk groups that hold it, and 0 have room"),
+            "{said}"
+        );
+        assert!(said.contains("free or add 386.0 GiB"), "{said}");
+        assert_eq!(grow(&hosts, &record, 7 * GIB, |_| 0), Ok(()));
+        assert!(grow(&hosts, &record, 8 * GIB, |_| 0).is_err());
+        assert_eq!(grow(&hosts, &record, 8 * GIB, |_| GIB), Ok(()), "it has taken 1 GiB of it");
+        let mut away = hosts.clone();
+        away[1].alive = false;
+        let said = grow(&away, &record, 4 * GIB, |_| 0).expect_err("who knows?").to_string();
+        assert!(said.contains("is down") && said.contains("bring back"), "{said}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::owner::{Fail, Owner};
 use atoll_format::id::{ComponentId, HostId, Seq, Session};
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
-use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK};
+use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock, SetTickets};
 use atoll_world::{
     Components, Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes,
@@ -22,23 +22,6 @@ use atoll_world::{
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
-
-/// How far the resync of an object is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Progress {
-    /// A member is being brought up to date.
-    pub running: bool,
-    /// Upper bound of the bytes still to compare or copy.
-    pub bytes_left: u64,
-    /// Bytes compared or copied so far in this run.
-    pub bytes_done: u64,
-    /// The component of this run; members are brought up to date one after another.
-    pub component: Option<ComponentId>,
-    /// Bytes copied so far in this run.
-    pub bytes_copied: u64,
-    /// When this run began.
-    pub since: Nanos,
-}
 
 /// One end of a copy.
 #[derive(Clone, Copy, Debug)]
@@ -332,23 +315,9 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         // Only now: both ends have answered, so this is not an attempt that had no source.
         self.0.ctx.event(Event::ResyncStarted { object: self.0.id, host: member.host });
-        let total = chunks.len() as u64 * CHUNK;
-        {
-            let mut progress = self.0.resync.borrow_mut();
-            progress.running = true;
-            progress.bytes_left += total;
-            progress.since = self.now();
-            progress.bytes_done = 0;
-            progress.bytes_copied = 0;
-            progress.component = Some(member.component);
-        }
-        let result = self.resync_chunks(leg, slot, &chunks).await;
-        {
-            let mut progress = self.0.resync.borrow_mut();
-            progress.running = false;
-            progress.component = None;
-            progress.bytes_left = 0;
-        }
+        self.0.resync.borrow_mut().begin(member.component, chunks.len(), self.now());
+        let result = self.resync_chunks(leg, slot, member.component, &chunks).await;
+        self.0.resync.borrow_mut().pause(member.component);
         result?;
         self.bring_tickets(leg, slot).await?;
         // What is still on its way to it comes in order, and is missed if it does not: from here on
@@ -364,6 +333,7 @@ impl<W: World, S: Components> Owner<W, S> {
         &self,
         leg: &Rc<Leg>,
         slot: u8,
+        component: ComponentId,
         chunks: &BTreeSet<u32>,
     ) -> Result<(), Fail> {
         for &chunk in chunks {
@@ -391,12 +361,7 @@ impl<W: World, S: Components> Owner<W, S> {
                     sometimes!("resync.source_changed");
                 }
             };
-            {
-                let mut progress = self.0.resync.borrow_mut();
-                progress.bytes_left = progress.bytes_left.saturating_sub(CHUNK);
-                progress.bytes_done += CHUNK;
-                progress.bytes_copied += copied;
-            }
+            self.0.resync.borrow_mut().step(component, copied, self.now());
             // Yield to guests: as long again as the work took, twice that when they are busy, but
             // never so long that the resync does not end.
             if self.0.guest_ops.get() != guests {
@@ -622,6 +587,7 @@ impl<W: World, S: Components> Owner<W, S> {
             self.end_doubt();
         }
         leg.forget_reserved();
+        self.0.resync.borrow_mut().done(member.component);
         self.0.next_try.borrow_mut().remove(&member.component);
         if let Some(old) = replaced {
             leg.remove_member(old);
