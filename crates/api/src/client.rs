@@ -5,7 +5,7 @@
 //! [`REPLY_MAX`](crate::limits::REPLY_MAX) bytes; an error of the server arrives as its own
 //! [`Problem`], anything that is not one as [`Code::WrongServer`].
 
-use crate::envelope::{Item, List};
+use crate::envelope::{Item, List, Missing};
 use crate::limits::REPLY_MAX;
 use crate::problem::{Code, Problem};
 use crate::shell::quote;
@@ -186,8 +186,11 @@ impl Client {
                 next.target += &format!("cursor={}", escape(&cursor));
                 let page: List<T> = self.page(next).await?;
                 whole.items.extend(page.items);
+                whole.missing.extend(page.missing);
                 whole.next_cursor = page.next_cursor;
             }
+            whole.missing.sort();
+            whole.missing.dedup();
             Ok(whole)
         };
         tokio::time::timeout(self.timeout, whole).await.unwrap_or_else(|_| Err(self.too_slow()))
@@ -333,6 +336,15 @@ impl Client {
     }
 }
 
+/// What an event stream says.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Followed {
+    /// The `data` of an event.
+    Event(String),
+    /// The hosts whose events are missing from here on; none: all tell.
+    Missing(Vec<Missing>),
+}
+
 /// A running event stream (server-sent events).
 pub struct Stream {
     body: Incoming,
@@ -340,17 +352,23 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The `data` of the next event; none when the server ends the stream. Waits for as long as
-    /// the server says nothing: the caller ends it by dropping.
+    /// What comes next; none when the server ends the stream. Waits for as long as the server
+    /// says nothing: the caller ends it by dropping.
     ///
     /// # Errors
     /// [`Code::CannotConnect`]: the connection broke.
-    pub async fn next(&mut self) -> Result<Option<String>, Problem> {
+    pub async fn next(&mut self) -> Result<Option<Followed>, Problem> {
         loop {
             while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
                 if let Some(data) = line.strip_prefix(b"data:") {
-                    return Ok(Some(String::from_utf8_lossy(data).trim().to_owned()));
+                    let data = String::from_utf8_lossy(data).trim().to_owned();
+                    return Ok(Some(Followed::Event(data)));
+                }
+                // A comment, which readers that do not know it leave out.
+                let missing = line.strip_prefix(b": missing ").map(serde_json::from_slice);
+                if let Some(Ok(missing)) = missing {
+                    return Ok(Some(Followed::Missing(missing)));
                 }
             }
             if self.rest.len() as u64 > REPLY_MAX {

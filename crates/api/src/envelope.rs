@@ -2,6 +2,7 @@
 //! `{"kind":"VolumeList","version":1,"generated_at":"2026-11-20T12:00:00Z","items":[...]}`.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The version of every envelope: raised when the meaning of a field changes, never by additions.
 pub const VERSION: u16 = 1;
@@ -10,6 +11,21 @@ pub const VERSION: u16 = 1;
 pub trait Named {
     /// Its name in `kind`; a list of it is `<KIND>List`.
     const KIND: &'static str;
+}
+
+/// A host that an answer is without: what only it knows is not in it, and unknown figures are null.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct Missing {
+    /// Its name.
+    pub host: String,
+    /// Why, one clause: `does not answer`.
+    pub why: String,
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.host, self.why)
+    }
 }
 
 /// One thing.
@@ -23,6 +39,9 @@ pub struct Item<T> {
     pub generated_at: String,
     /// The thing.
     pub item: T,
+    /// Hosts that were to tell something of it and did not; absent: all have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<Missing>,
 }
 
 /// Several things, or one page of them.
@@ -39,12 +58,22 @@ pub struct List<T> {
     /// Give this as `?cursor=` to get the next page; absent on the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
+    /// Hosts that were to tell something and did not; absent: all have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<Missing>,
 }
 
 impl<T: Named> Item<T> {
     /// Wraps `item`; `unix_ms` is the present time.
     pub fn new(item: T, unix_ms: u64) -> Self {
-        Self { kind: T::KIND.into(), version: VERSION, generated_at: rfc3339(unix_ms), item }
+        let (kind, generated_at) = (T::KIND.into(), rfc3339(unix_ms));
+        Self { kind, version: VERSION, generated_at, item, missing: Vec::new() }
+    }
+
+    /// The same, without those hosts.
+    #[must_use]
+    pub fn without(self, missing: Vec<Missing>) -> Self {
+        Self { missing, ..self }
     }
 }
 
@@ -57,7 +86,14 @@ impl<T: Named> List<T> {
             generated_at: rfc3339(unix_ms),
             items,
             next_cursor,
+            missing: Vec::new(),
         }
+    }
+
+    /// The same, without those hosts.
+    #[must_use]
+    pub fn without(self, missing: Vec<Missing>) -> Self {
+        Self { missing, ..self }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Invariant: it has every route of [`ROUTES`] and nothing else, and every reference resolves.
 
+use crate::envelope::Missing;
 use crate::problem::Code;
 use crate::routes::{PREFIX, QUERY, ROUTES, Reply, Route};
 use crate::types;
@@ -141,6 +142,7 @@ fn schemas() -> Value {
         Session,
         Profile,
     );
+    found.push((Missing::name().into_owned(), Missing::schema()));
     let mut all = Map::new();
     for (name, schema) in found {
         all.insert(name, serde_json::to_value(schema).expect("schemas have string keys"));
@@ -162,6 +164,11 @@ fn schemas() -> Value {
                 "version": { "type": "integer" },
                 "generated_at": { "type": "string", "format": "date-time" },
                 key: inner,
+                "missing": {
+                    "type": "array", "items": reference("Missing"),
+                    "description": "Hosts that were to tell something and did not; absent: all \
+                        have. What only they know is not in the answer, or null",
+                },
             },
         });
         if list {

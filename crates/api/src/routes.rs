@@ -254,7 +254,7 @@ pub const ROUTES: &[Route] = &[
         "Verify checksums in the background",
     )
     .query(&["scope"]),
-    change(Op::ScrubStop, "DELETE", "/scrubs", None, Nothing, "Stop scrubs")
+    change(Op::ScrubStop, "DELETE", "/scrubs", None, List("Scrub"), "Stop scrubs")
         .query(&["scope", "group"]),
     get(Op::TaskList, "/tasks", List("Task"), "Work that outlasts its request").query(&["scope"]),
     get(Op::TaskShow, "/tasks/{task}", Item("Task"), "One task"),

@@ -41,9 +41,14 @@ pub struct Status {
     pub cluster: Cluster,
     /// How it is.
     pub health: Health,
-    /// Its space.
-    pub space: Space,
-    /// Its load, all volumes together.
+    /// Space of the hosts that answer; absent if none has told.
+    #[serde(default)]
+    pub space: Option<Space>,
+    /// What volumes could take on disks, all copies together, if they were written in full: more
+    /// than the capacity where more is promised than there is.
+    #[serde(default)]
+    pub promised_bytes: u64,
+    /// Load of the hosts that answer, all volumes together.
     pub io: Io,
     /// Hosts that answer.
     pub hosts_up: u32,
@@ -55,12 +60,15 @@ pub struct Status {
     pub volumes_degraded: u32,
     /// Volumes that cannot serve.
     pub volumes_inaccessible: u32,
-    /// Bytes that resync still has to look at.
+    /// Bytes that resync still has to look at, as far as owners have told.
     pub resync_bytes_left: u64,
+    /// Copies that are behind and whose turn has come, or comes.
+    #[serde(default)]
+    pub resync_copies: u32,
     /// When resync will be done at its present rate; absent when idle or stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resync_seconds_left: Option<u64>,
-    /// Checksums that did not match, since the start of the processes.
+    /// Checksums that did not match, since the start of the processes of the hosts that answer.
     pub checksum_errors: u64,
 }
 
@@ -165,12 +173,15 @@ pub struct Host {
     pub release: String,
     /// Its disk groups.
     pub groups: u32,
-    /// Volumes whose I/O it orders.
-    pub owned_volumes: u32,
+    /// Volumes whose I/O it orders; null while it does not tell, as below.
+    #[serde(default)]
+    pub owned_volumes: Option<u32>,
     /// Its space.
-    pub space: Space,
+    #[serde(default)]
+    pub space: Option<Space>,
     /// Load of its clients.
-    pub io: Io,
+    #[serde(default)]
+    pub io: Option<Io>,
 }
 
 /// What a disk is to Atoll.
@@ -251,6 +262,20 @@ pub enum GroupShape {
     AllFlash,
 }
 
+/// How a disk group is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupState {
+    /// It serves.
+    Healthy,
+    /// It has failed, and is out of use.
+    Failed,
+    /// Its host does not tell.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
 /// One disk group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Group {
@@ -262,19 +287,26 @@ pub struct Group {
     pub shape: GroupShape,
     /// Paths of its devices, the cache first.
     pub disks: Vec<String>,
-    /// False once it has failed.
+    /// How it is.
+    #[serde(default)]
+    pub state: GroupState,
+    /// Whether `state` is `healthy`.
     pub healthy: bool,
-    /// Why, when not healthy.
+    /// Why, when failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failure: String,
-    /// Its space.
-    pub space: Space,
+    /// Its space; null while its host does not tell, as below.
+    #[serde(default)]
+    pub space: Option<Space>,
     /// Size of its write log.
-    pub log_bytes: u64,
+    #[serde(default)]
+    pub log_bytes: Option<u64>,
     /// Part of the log in use, in percent.
-    pub log_fill_percent: u8,
+    #[serde(default)]
+    pub log_fill_percent: Option<u8>,
     /// Components it keeps.
-    pub components: u32,
+    #[serde(default)]
+    pub components: Option<u32>,
 }
 
 /// A request to make a disk group.
@@ -376,8 +408,14 @@ pub struct Volume {
     pub id: String,
     /// Its size.
     pub size_bytes: u64,
-    /// Bytes it uses on disks, all copies together, as far as known to the host that answers.
-    pub used_bytes: u64,
+    /// Bytes it uses on disks, all copies together, as their hosts last said; null if one of them
+    /// has not told yet.
+    #[serde(default)]
+    pub used_bytes: Option<u64>,
+    /// Bytes that hold what guests have written, each counted once whatever the number of copies;
+    /// null if no host with a copy has told yet.
+    #[serde(default)]
+    pub guest_bytes: Option<u64>,
     /// Name of its policy.
     pub policy: String,
     /// Failures of hosts that lose nothing.
@@ -541,11 +579,12 @@ pub struct Resync {
     pub paused: bool,
     /// Ceiling, bytes per second and host; 0: none.
     pub limit_bytes_per_second: u64,
-    /// Bytes left to look at.
+    /// Bytes left to look at, as far as owners have told.
     pub bytes_left: u64,
-    /// Bytes copied per second at present.
+    /// Bytes written to copies per second, over about the last ten seconds.
     pub bytes_per_second: u64,
-    /// Estimate; absent when idle or stalled.
+    /// Estimate from how fast `bytes_left` fell in about the last ten seconds; absent when idle or
+    /// stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
     /// What is being brought up to date, volumes without redundancy first.
@@ -563,9 +602,14 @@ pub struct ResyncItem {
     pub component: String,
     /// The host that is written to.
     pub host: String,
-    /// Bytes left to look at; 0 while it waits for its turn.
-    pub bytes_left: u64,
-    /// Bytes copied so far.
+    /// It is brought up to date now; if not, it waits: for its turn, or for the next attempt.
+    #[serde(default)]
+    pub running: bool,
+    /// Bytes left to look at, over all attempts: it does not rise because an attempt ended. Null
+    /// until they have been counted.
+    #[serde(default)]
+    pub bytes_left: Option<u64>,
+    /// Bytes copied so far, over all attempts.
     pub bytes_done: u64,
 }
 
@@ -672,6 +716,9 @@ pub struct Event {
 /// One client of a volume on the host that answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
+    /// Counts the clients of its host since that host's process began.
+    #[serde(default)]
+    pub id: u64,
     /// Its volume.
     pub volume: String,
     /// Host that it is connected to.

@@ -6,6 +6,7 @@
 //! server adds a deadline, and a call that is dropped there goes on).
 
 use atoll_api::Problem;
+use atoll_api::envelope::Missing;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, Host, Placement,
     Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task,
@@ -65,7 +66,39 @@ pub enum Value {
     },
 }
 
+/// What was collected from several hosts, and those that it is without.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Told<T> {
+    /// The answer.
+    pub what: T,
+    /// Hosts that were to tell something of it and did not, by name.
+    pub missing: Vec<Missing>,
+}
+
+impl<T> Told<T> {
+    /// Nobody is missing.
+    pub fn whole(what: T) -> Self {
+        Self { what, missing: Vec::new() }
+    }
+
+    /// The same, also without those hosts.
+    #[must_use]
+    pub fn and(mut self, missing: Vec<Missing>) -> Self {
+        self.missing.extend(missing);
+        self.missing.sort();
+        self.missing.dedup_by(|a, b| a.host == b.host);
+        self
+    }
+
+    /// Another answer, of the same hosts.
+    pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Told<U> {
+        Told { what: other(self.what), missing: self.missing }
+    }
+}
+
 type Answer<T> = Result<T, Problem>;
+/// Collected from several hosts, unless the scope is the local one.
+type Collected<T> = Result<Told<T>, Problem>;
 
 /// The engine, as seen by the interface.
 #[allow(missing_docs, reason = "each method is the operation of the same name in api::routes")]
@@ -77,10 +110,10 @@ pub trait Control: Clone + Send + Sync + 'static {
     /// Numbers for Prometheus, of this host alone.
     fn metrics(&self) -> impl Future<Output = Answer<Vec<Sample>>> + Send;
 
-    fn status(&self, scope: Scope) -> impl Future<Output = Answer<Status>> + Send;
+    fn status(&self, scope: Scope) -> impl Future<Output = Collected<Status>> + Send;
     fn cluster(&self) -> impl Future<Output = Answer<Cluster>> + Send;
-    fn health(&self, scope: Scope) -> impl Future<Output = Answer<Health>> + Send;
-    fn hosts(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Host>>> + Send;
+    fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
+    fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
     fn disks(&self, host: &str) -> impl Future<Output = Answer<Vec<Disk>>> + Send;
     fn disk_wipe(
         &self,
@@ -88,7 +121,7 @@ pub trait Control: Clone + Send + Sync + 'static {
         request: DiskWipeRequest,
         change: Change,
     ) -> impl Future<Output = Answer<DiskWipe>> + Send;
-    fn groups(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Group>>> + Send;
+    fn groups(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Group>>> + Send;
     fn group_create(
         &self,
         request: GroupCreate,
@@ -106,8 +139,8 @@ pub trait Control: Clone + Send + Sync + 'static {
         name: &str,
         size_bytes: u64,
     ) -> impl Future<Output = Answer<PolicyCheck>> + Send;
-    fn volumes(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Volume>>> + Send;
-    fn volume(&self, name: &str) -> impl Future<Output = Answer<Volume>> + Send;
+    fn volumes(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Volume>>> + Send;
+    fn volume(&self, name: &str) -> impl Future<Output = Collected<Volume>> + Send;
     fn volume_create(
         &self,
         request: VolumeCreate,
@@ -118,7 +151,7 @@ pub trait Control: Clone + Send + Sync + 'static {
         name: &str,
         patch: VolumePatch,
         change: Change,
-    ) -> impl Future<Output = Answer<Volume>> + Send;
+    ) -> impl Future<Output = Collected<Volume>> + Send;
     fn volume_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
     fn volume_lock(
         &self,
@@ -133,34 +166,38 @@ pub trait Control: Clone + Send + Sync + 'static {
         change: Change,
     ) -> impl Future<Output = Answer<()>> + Send;
     fn placement(&self, name: &str) -> impl Future<Output = Answer<Placement>> + Send;
-    fn resync(&self, scope: Scope) -> impl Future<Output = Answer<Resync>> + Send;
+    fn resync(&self, scope: Scope) -> impl Future<Output = Collected<Resync>> + Send;
     fn resync_patch(
         &self,
         patch: ResyncPatch,
         change: Change,
-    ) -> impl Future<Output = Answer<Resync>> + Send;
-    fn scrubs(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Scrub>>> + Send;
+    ) -> impl Future<Output = Collected<Resync>> + Send;
+    fn scrubs(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
     fn scrub_start(
         &self,
         request: ScrubStart,
         scope: Scope,
         change: Change,
-    ) -> impl Future<Output = Answer<Vec<Scrub>>> + Send;
-    /// Stops the scrub of that group, or of all.
+    ) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
+    /// Stops the scrub of that group, or of all; how they are then.
     fn scrub_stop(
         &self,
         group: Option<&str>,
         scope: Scope,
         change: Change,
-    ) -> impl Future<Output = Answer<()>> + Send;
-    fn tasks(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Task>>> + Send;
+    ) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
+    fn tasks(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Task>>> + Send;
     /// Events that are still remembered, the oldest first; of the local host, with a higher id.
-    fn events(&self, scope: Scope, since: u64) -> impl Future<Output = Answer<Vec<Event>>> + Send;
+    fn events(
+        &self,
+        scope: Scope,
+        since: u64,
+    ) -> impl Future<Output = Collected<Vec<Event>>> + Send;
     fn sessions(
         &self,
         scope: Scope,
         volume: Option<&str>,
-    ) -> impl Future<Output = Answer<Vec<Session>>> + Send;
+    ) -> impl Future<Output = Collected<Vec<Session>>> + Send;
     /// Of every host of the cluster, those included that did not tell.
-    fn profiles(&self, scope: Scope) -> impl Future<Output = Answer<Vec<Profile>>> + Send;
+    fn profiles(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Profile>>> + Send;
 }

@@ -71,9 +71,9 @@ fn every_form_of_a_list() {
     let server = with_volumes();
     assert_eq!(
         good(&server, &["volume", "list"]),
-        "NAME    SIZE      USED  POLICY   STATE    OWNER  CLIENTS\n\
-         data.2  1.5 TiB   0 B   default  healthy  host1  0\n\
-         vm1     10.0 GiB  0 B   default  healthy  host1  0\n"
+        "NAME    SIZE      GUEST DATA  ON DISKS  POLICY   STATE    OWNER  CLIENTS\n\
+         data.2  1.5 TiB   0 B         0 B       default  healthy  host1  0\n\
+         vm1     10.0 GiB  0 B         0 B       default  healthy  host1  0\n"
     );
     let wide = good(&server, &["volume", "list", "-H", "-o", "wide"]);
     assert_eq!(wide.lines().count(), 2, "{wide}");
@@ -84,6 +84,8 @@ fn every_form_of_a_list() {
             "vm1",
             "10.0",
             "GiB",
+            "0",
+            "B",
             "0",
             "B",
             "default",
@@ -124,8 +126,9 @@ fn one_screen_of_status() {
          health           ok\n\
          hosts            3 of 3 up\n\
          volumes          2 (0 degraded, 0 inaccessible)\n\
-         used             12.0 GiB of 24.0 GiB (50.0 %)\n\
-         free             11.0 GiB\n\
+         used on disks    12.0 GiB of 24.0 GiB (50.0 %)\n\
+         free on disks    11.0 GiB\n\
+         promised         36.0 GiB to volumes, all copies (150.0 % of the space)\n\
          read             0 IOPS  0.0 MB/s  -\n\
          write            800 IOPS  3.3 MB/s  1.5 ms\n\
          resync           1.5 GiB left, about 1h5m\n\
@@ -160,10 +163,10 @@ fn every_command_prints_something_sensible() {
     server.fake.event("host-down", "host host2 does not answer");
     for (words, expected) in [
         (&["host", "list"][..], "NAME   STATE  VERSION"),
-        (&["host", "show", "host2"], "domain   rack2"),
+        (&["host", "show", "host2"], "domain         rack2"),
         (&["disk", "list", "--host", "host1"], "ext4 file system"),
         (&["disk", "show", "/dev/a"], "state   foreign"),
-        (&["group", "list"], "ID  HOST  SHAPE"),
+        (&["group", "list"], "SHAPE        STATE    USED ON DISKS"),
         (&["policy", "list"], "default  mirror  1"),
         (&["policy", "create", "gold", "--failures-to-tolerate", "2"], "gold"),
         (&["policy", "show", "gold"], "gold"),
@@ -173,7 +176,9 @@ fn every_command_prints_something_sensible() {
         (&["volume", "resize", "vm1", "20G"], "20.0 GiB"),
         (&["resync", "show"], "left   1.0 GiB, about 10s"),
         (&["resync", "pause"], "state  paused"),
-        (&["resync", "limit", "100M"], "limit  104.9 MB/s"),
+        (&["resync", "limit", "100M"], "limit  100.0 MiB/s"),
+        (&["resync", "limit", "100.0 MiB/s"], "limit  100.0 MiB/s"),
+        (&["resync", "limit", "none"], "limit  none"),
         (&["scrub", "start", "--volume", "vm1"], "25.0 %"),
         (&["scrub", "show"], "running"),
         (&["task", "list"], "long"),
@@ -194,6 +199,73 @@ fn every_command_prints_something_sensible() {
     assert_eq!(good(&server, &["scrub", "stop"]), "");
     assert_eq!(good(&server, &["policy", "delete", "gold"]), "");
     assert_eq!(good(&server, &["volume", "delete", "vm1", "--yes"]), "");
+}
+
+#[test]
+fn who_is_missing_is_named_and_what_it_alone_knows_is_unknown() {
+    let server = with_volumes();
+    server.state().silent = vec!["host2".into()];
+    let warning = "warning: host host2 does not answer: what it alone knows is not shown\n";
+    for words in [
+        &["status"][..],
+        &["top"],
+        &["top", "hosts"],
+        &["host", "list"],
+        &["host", "show", "host1"],
+        &["group", "list"],
+        &["volume", "list"],
+        &["volume", "list", "-o", "name"],
+        &["volume", "list", "-q"],
+        &["volume", "show", "vm1"],
+        &["resync", "show"],
+        &["resync", "pause"],
+        &["scrub", "show"],
+        &["scrub", "start"],
+        &["scrub", "stop", "-q"],
+        &["session", "list"],
+        &["task", "list"],
+        &["task", "show", "good"],
+        &["events"],
+    ] {
+        let done = run(&server, words);
+        assert_eq!((done.code, done.err.as_str()), (0, warning), "{words:?}");
+    }
+    for words in [&["status"][..], &["group", "list"], &["session", "list"], &["resync", "show"]] {
+        let done = run(&server, &[words, &["-o", "json"]].concat());
+        let json: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+        let missing = serde_json::json!([{ "host": "host2", "why": "does not answer" }]);
+        assert_eq!((&json["missing"], done.err.as_str()), (&missing, ""), "{words:?}");
+    }
+    let groups = good(&server, &["group", "list", "-H"]);
+    let second: Vec<&str> = groups.lines().nth(1).unwrap().split_whitespace().skip(1).collect();
+    assert_eq!(second, ["host2", "single-tier", "unknown", "-", "-", "-"]);
+    let done = run(&server, &["disk", "list", "-q"]);
+    assert!(done.code == 0 && done.err.contains("warning: host host2"), "{}", done.err);
+    bad(
+        &server,
+        &["group", "show", "00000000000000ff"],
+        3,
+        "error[E0201]: there is no group '00000000000000ff'\nhint: it may be one of a host that \
+         does not tell: host2 does not answer\n",
+    );
+    server.state().silent.clear();
+    let json: serde_json::Value =
+        serde_json::from_str(&good(&server, &["group", "list", "-o", "json"])).unwrap();
+    assert_eq!(json.get("missing"), None, "all have told");
+}
+
+#[test]
+fn where_nobody_looks_top_shows_one_screen_and_ends() {
+    let server = with_volumes();
+    assert_eq!(good(&server, &["top"]).lines().count(), 3);
+    assert!(good(&server, &["top", "--profile"]).contains("STAGE"));
+    let mut goes_on =
+        program(Some(&server), &["top", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = std::io::BufReader::new(goes_on.stdout.take().unwrap());
+    let lines = std::io::BufRead::lines(&mut out).take(6).count();
+    goes_on.kill().unwrap();
+    goes_on.wait().unwrap();
+    assert_eq!(lines, 6, "two screens");
 }
 
 #[test]

@@ -185,6 +185,34 @@ fn lists_come_in_pages_that_add_up() {
     }
     let want: Vec<String> = (0..25).map(|i| format!("vm{i:02}")).collect();
     assert_eq!(names, want);
+    let (_, page) = ask(&server, "GET", "/api/v1/volumes?limit=10", "");
+    let good = page["next_cursor"].as_str().unwrap().to_owned();
+    let changed = format!("{}{}", &good[..good.len() - 1], if good.ends_with('0') { 1 } else { 0 });
+    for path in [
+        format!("/api/v1/policies?cursor={good}"),
+        format!("/api/v1/volumes?scope=local&cursor={good}"),
+        format!("/api/v1/volumes?cursor={changed}"),
+        format!("/api/v1/volumes?cursor={}", good.to_uppercase()),
+        "/api/v1/volumes?cursor=vm05".into(),
+        "/api/v1/volumes?cursor=".into(),
+        "/api/v1/volumes?cursor=%C3%A4%C3%A4%C3%A4%C3%A4%C3%A4".into(),
+    ] {
+        let (status, body) = ask(&server, "GET", &path, "");
+        assert_eq!((status, body["field"].as_str()), (400, Some("cursor")), "{path}: {body}");
+    }
+    // What is made and deleted between two pages moves nothing that was there all the time.
+    for (method, path, body) in [
+        ("DELETE", "/api/v1/volumes/vm09", ""),
+        ("DELETE", "/api/v1/volumes/vm03", ""),
+        ("POST", "/api/v1/volumes", r#"{"name":"vm00a","size_bytes":4096}"#),
+        ("POST", "/api/v1/volumes", r#"{"name":"vm12a","size_bytes":4096}"#),
+    ] {
+        assert!(ask(&server, method, path, body).0 < 300, "{method} {path}");
+    }
+    let (_, page) = ask(&server, "GET", &format!("/api/v1/volumes?limit=5&cursor={good}"), "");
+    let names: Vec<&str> =
+        page["items"].as_array().unwrap().iter().map(|i| i["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["vm10", "vm11", "vm12", "vm12a", "vm13"]);
     for bad in [
         "limit=0",
         "limit=1001",

@@ -85,7 +85,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         if bytes >= u64::MAX as f64 {
             return Err(format!("'{text}' is larger than any size Atoll can express"));
         }
-        return Ok(bytes.round() as u64);
+        // What [`iec`] has printed is a size again: such a fraction is no exact number of bytes.
+        let unit = if shift >= 20 { BLOCK as f64 } else { 1.0 };
+        return Ok(((bytes / unit).round() * unit) as u64);
     }
     let value: u64 = number.parse().map_err(|_| bad())?;
     value
@@ -103,6 +105,11 @@ mod tests {
         assert_eq!(parse_size("4k"), Ok(4096));
         assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));
         assert_eq!(parse_size("62T"), Ok(62 << 40));
+        assert_eq!(parse_size("1.5k"), Ok(1536));
+        for bytes in [4096, (13 << 30) / 10 / 4096 * 4096, 95_420_416, 3 << 40] {
+            let again = parse_size(&iec(bytes)).unwrap();
+            assert_eq!((again % 4096, iec(again)), (0, iec(bytes)), "{bytes}");
+        }
         for bad in ["", "G", "-1", "10E", "1GB", "99999999999P", "1.2.3k"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }

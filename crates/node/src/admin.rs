@@ -1,13 +1,14 @@
 //! Management between hosts: JSON requests on the control lane. Small, rare, versioned by name.
 
-use crate::status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus};
+use crate::cluster::LOOK_AGAIN_WAIT;
+use crate::status::{CopyStatus, GroupStatus, HostStatus, NodeEvent, ObjectStatus};
 use crate::volume_lock::LOOK_FOR_DATA;
 use crate::{ManageError, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
 use atoll_format::record::{LockRecord, key};
-use atoll_object::ResizeError;
 use atoll_object::message::{Reply, Request};
 use atoll_object::objects::AdminHandler;
+use atoll_object::{CopyProgress, ResizeError};
 use atoll_transport::CallError;
 use atoll_world::directory::{Compare, Revision};
 use atoll_world::{Components, Lane, Nanos, World};
@@ -18,7 +19,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long another host may take to answer.
-const ADMIN_DEADLINE: Nanos = Nanos::from_secs(3);
+pub(crate) const ADMIN_DEADLINE: Nanos = Nanos::from_secs(3);
 /// Events in one answer.
 const EVENTS_PER_REPLY: usize = 1000;
 
@@ -186,8 +187,18 @@ impl<W: World, S: Components> Node<W, S> {
     /// [`ManageError::Unreachable`]: it was not asked. [`ManageError::NoAnswer`]: it may do it, or
     /// have done it. [`ManageError::Failed`]: it says why not.
     pub(crate) async fn ask(&self, host: HostId, ask: Ask) -> Result<Answer, ManageError> {
+        self.ask_within(host, ask, ADMIN_DEADLINE).await
+    }
+
+    /// Asks a host (this one too), and waits no longer than `wait`.
+    pub(crate) async fn ask_within(
+        &self,
+        host: HostId,
+        ask: Ask,
+        wait: Nanos,
+    ) -> Result<Answer, ManageError> {
         let json = serde_json::to_vec(&ask).expect("requests have string keys");
-        let deadline = self.world().now() + ADMIN_DEADLINE;
+        let deadline = self.world().now() + wait;
         let peers = self.0.objects.peers();
         let unreachable = || ManageError::Unreachable(self.host_name(host));
         let no_answer = || ManageError::NoAnswer(self.host_name(host));
@@ -239,7 +250,8 @@ impl<W: World, S: Components> Node<W, S> {
         let groups = stores.iter().map(|store| {
             let (space, counters) = (store.space(), store.counters());
             let scrub = store.scrub_progress();
-            let unix_ms = |at: Nanos| self.world().unix_ms() - now.since(at).0 / 1_000_000;
+            // A wall clock may have been put back since, to before this host began.
+            let unix_ms = |at: Nanos| self.world().unix_ms().saturating_sub(now.since(at).as_ms());
             let failure = self
                 .0
                 .groups
@@ -277,16 +289,32 @@ impl<W: World, S: Components> Node<W, S> {
                 components: store.list().len() as u32,
             }
         });
-        let objects = self.0.objects.owned().into_iter().map(|o| ObjectStatus {
-            id: o.record.id,
-            epoch: o.record.epoch,
-            resyncing: o.resync.running,
-            resync_bytes_left: o.resync.bytes_left,
-            resync_bytes_done: o.resync.bytes_done,
-            resync_component: o.resync.component,
-            resync_bytes_copied: o.resync.bytes_copied,
-            resync_seconds: now.since(o.resync.since).as_secs_f64(),
-            guest_ops: o.guest_ops,
+        let objects = self.0.objects.owned().into_iter().map(|o| {
+            let copy = |c: &CopyProgress| CopyStatus {
+                component: c.component,
+                running: c.running,
+                bytes_left: c.bytes_left,
+                bytes_done: c.bytes_done,
+                bytes_copied: c.bytes_copied,
+                done_per_second: c.done_per_second,
+                copied_per_second: c.copied_per_second,
+                seconds: c.since.as_secs_f64(),
+            };
+            let runs = o.resync.iter().find(|c| c.running);
+            ObjectStatus {
+                id: o.record.id,
+                epoch: o.record.epoch,
+                resyncing: runs.is_some(),
+                resync_bytes_left: o.resync.iter().map(|c| c.bytes_left).sum(),
+                resync_bytes_done: runs.map_or(0, |c| c.bytes_done),
+                resync_component: runs.map(|c| c.component),
+                resync_bytes_copied: runs.map_or(0, |c| c.bytes_copied),
+                resync_seconds: runs.map_or(0.0, |c| c.since.as_secs_f64()),
+                copies: o.resync.iter().map(copy).collect(),
+                no_space: o.no_space,
+                no_space_answers: o.no_space_answers,
+                guest_ops: o.guest_ops,
+            }
         });
         let (resync_paused, resync_limit) = self.0.objects.resync_settings();
         HostStatus {
@@ -304,6 +332,30 @@ impl<W: World, S: Components> Node<W, S> {
             resync_limit,
             uptime_s: now.since(self.0.objects.started()).as_secs_f64(),
         }
+    }
+
+    /// Asks every host the same, all at once: what came back, and the hosts that did not answer.
+    pub(crate) async fn ask_everybody(
+        &self,
+        ask: impl Fn(HostId) -> Option<Ask>,
+        wait: Nanos,
+    ) -> (Vec<(HostId, Result<Answer, ManageError>)>, Vec<HostId>) {
+        let hosts: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
+        let (here, mut silent): (Vec<HostId>, Vec<HostId>) =
+            hosts.into_iter().partition(|&host| self.is_alive(host));
+        let asks = here.into_iter().filter_map(|host| Some((host, ask(host)?)));
+        let calls = asks.map(|(host, ask)| {
+            let wait = if self.answers(host) { wait } else { wait.min(LOOK_AGAIN_WAIT) };
+            async move { (host, self.ask_within(host, ask, wait).await) }
+        });
+        let mut told = Vec::new();
+        for (host, answer) in futures_util::future::join_all(calls).await {
+            match answer {
+                Err(ManageError::Unreachable(_) | ManageError::NoAnswer(_)) => silent.push(host),
+                answer => told.push((host, answer)),
+            }
+        }
+        (told, silent)
     }
 
     fn reached(&self) -> BTreeSet<HostId> {

@@ -4,7 +4,7 @@
 use crate::admin::Ask;
 use crate::status::{NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
-use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_format::id::{ComponentId, GroupId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
     self, MemberRecord, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord,
@@ -131,6 +131,17 @@ impl<W: World, S: Components> Node<W, S> {
                 let message = format!("the last copy, on {host}, {lost}: what it shows may be old");
                 (Error, "writes-lost", object, message)
             }
+            Event::NoSpace { object, host, group } => {
+                let (host, disks) = (self.host_name(host), self.disks_of(group));
+                let message = format!(
+                    "a write was refused for want of space: {disks} on {host} is full; free some, \
+                     or add disks or hosts"
+                );
+                (Error, "no-space", object, message)
+            }
+            Event::SpaceAgain { object } => {
+                (Info, "space-again", object, "there is room for new data again".into())
+            }
             Event::BlockLost { object, at } => {
                 (Error, "block-lost", object, format!("no good copy of the block at byte {at}"))
             }
@@ -138,7 +149,31 @@ impl<W: World, S: Components> Node<W, S> {
         self.note(severity, kind, Some(object), message);
     }
 
-    fn on_store_event(&self, group: atoll_format::id::GroupId, event: StoreEvent) {
+    /// `disk group 5ab1c0d2e3f40516 (/dev/nvme0n1)`.
+    fn disks_of(&self, group: GroupId) -> String {
+        let hosts = self.0.hosts.borrow();
+        let own = self.0.groups.borrow();
+        let mut all = own.iter().chain(hosts.values().flat_map(|host| &host.groups));
+        match all.find(|record| record.id == group) {
+            Some(record) => {
+                let paths: Vec<&str> = record.disks.iter().map(|disk| disk.path.as_str()).collect();
+                format!("disk group {group} ({})", paths.join(", "))
+            }
+            None => format!("disk group {group}"),
+        }
+    }
+
+    /// What a store says of its devices, which it knows by their ids, with their paths.
+    fn with_paths(&self, group: GroupId, text: &str) -> String {
+        let groups = self.0.groups.borrow();
+        let disks = groups.iter().filter(|record| record.id == group).flat_map(|g| &g.disks);
+        disks.fold(text.to_owned(), |text, disk| {
+            text.replace(&format!("disk {}", disk.id), &disk.path)
+                .replace(&disk.id.to_string(), &disk.path)
+        })
+    }
+
+    fn on_store_event(&self, group: GroupId, event: StoreEvent) {
         match event {
             StoreEvent::BadBlock { component, block } => {
                 let object = self.0.objects.members().object_of(component);
@@ -151,26 +186,30 @@ impl<W: World, S: Components> Node<W, S> {
                 }
             }
             StoreEvent::Failed(why) => {
+                let why = self.with_paths(group, &why);
                 let mut groups = self.0.groups.borrow_mut();
                 if let Some(g) = groups.iter_mut().find(|g| g.id == group && g.healthy) {
                     g.healthy = false;
                     g.failure.clone_from(&why);
                 }
                 drop(groups);
-                let message = format!("disk group {group} has failed: {why}");
+                let message = format!("{} has failed: {why}", self.disks_of(group));
                 self.note(Severity::Error, "group-failed", None, message);
                 self.0.publish_now.notify_all();
             }
             StoreEvent::LogDamage(what) => {
-                let message = format!("disk group {group}: {what}");
+                let what = self.with_paths(group, &what);
+                let message = format!("{}: {what}", self.disks_of(group));
                 self.note(Severity::Warning, "log-damage", None, message);
             }
             StoreEvent::LogFull(what) => {
-                let message = format!("disk group {group}: {what}");
+                let what = self.with_paths(group, &what);
+                let message = format!("{}: {what}", self.disks_of(group));
                 self.note(Severity::Warning, "log-full", None, message);
             }
             StoreEvent::Slow(what) => {
-                let message = format!("disk group {group}: {what}");
+                let what = self.with_paths(group, &what);
+                let message = format!("{}: {what}", self.disks_of(group));
                 self.note(Severity::Warning, "slow-device", None, message);
             }
         }

@@ -1,6 +1,6 @@
 //! Membership: this host's record in the directory, everybody else's, and what they say.
 
-use crate::admin::{Answer, Ask};
+use crate::admin::{ADMIN_DEADLINE, Answer, Ask};
 use crate::{Node, status::HostStatus};
 use atoll_format::id::HostId;
 use atoll_format::record::{self, HostRecord, RECORD_VERSION, key};
@@ -16,6 +16,12 @@ const RETRY_EVERY: Nanos = Nanos::from_ms(500);
 const RELIST_EVERY: Nanos = Nanos::from_secs(5);
 /// How often hosts are asked how they are.
 const POLL_EVERY: Nanos = Nanos::from_secs(2);
+/// How long a host may take to say how it is, when somebody waits for that.
+const LOOK_WAIT: Nanos = Nanos::from_secs(2);
+/// The same of one that did not answer the last time.
+pub(crate) const LOOK_AGAIN_WAIT: Nanos = Nanos::from_ms(500);
+/// A status this young need not be asked for again.
+const LOOK_FRESH: Nanos = Nanos::from_ms(500);
 /// A status older than this says nothing about now.
 const STATUS_FRESH: Nanos = Nanos::from_secs(8);
 
@@ -116,6 +122,7 @@ impl<W: World, S: Components> Node<W, S> {
             self.0.hosts.borrow().keys().filter(|id| !hosts.contains_key(id)).copied().collect();
         for id in gone {
             peers.remove_peer(id);
+            self.0.silent.borrow_mut().remove(&id);
             self.0.statuses.borrow_mut().remove(&id);
         }
         *self.0.hosts.borrow_mut() = hosts;
@@ -136,19 +143,52 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Asks every host that can be reached how it is, and knows its space from then on.
     pub(crate) async fn refresh_statuses(&self) {
+        self.ask_statuses(Nanos::ZERO, |_| ADMIN_DEADLINE).await;
+    }
+
+    /// Knows of every host how it is at this moment, or that it does not tell: within two seconds.
+    /// See [`hosts`](Self::hosts).
+    pub async fn look(&self) {
+        let silent = self.0.silent.borrow().clone();
+        let wait = |id| if silent.contains(&id) { LOOK_AGAIN_WAIT } else { LOOK_WAIT };
+        self.ask_statuses(LOOK_FRESH, wait).await;
+    }
+
+    /// Asks every host that can be reached and has said nothing for `fresh`, all at once.
+    async fn ask_statuses(&self, fresh: Nanos, wait: impl Fn(HostId) -> Nanos) {
+        let now = self.world().now();
         let mut ids: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
         if !ids.contains(&self.0.config.host) {
             ids.push(self.0.config.host);
         }
-        ids.retain(|&id| self.is_alive(id));
-        let asks = ids.iter().map(|&id| async move { (id, self_ask(self, id).await) });
+        ids.retain(|&id| {
+            let statuses = self.0.statuses.borrow();
+            let known = statuses.get(&id).is_some_and(|(at, _)| now.since(*at) < fresh);
+            let known = known && !self.0.silent.borrow().contains(&id);
+            self.is_alive(id) && !(known && id != self.0.config.host)
+        });
+        let asks = ids.iter().map(|&id| {
+            let wait = wait(id);
+            async move { (id, self_ask(self, id, wait).await) }
+        });
         for (id, status) in futures_util::future::join_all(asks).await {
-            if let Some(status) = status {
-                let now = self.world().now();
-                self.0.statuses.borrow_mut().insert(id, (now, status));
+            match status {
+                Some(status) => {
+                    self.0.silent.borrow_mut().remove(&id);
+                    let now = self.world().now();
+                    self.0.statuses.borrow_mut().insert(id, (now, status));
+                }
+                None => {
+                    self.0.silent.borrow_mut().insert(id);
+                }
             }
         }
         self.refresh_inventory();
+    }
+
+    /// Whether a host can be reached, and has answered when it was last asked how it is.
+    pub(crate) fn answers(&self, host: HostId) -> bool {
+        self.is_alive(host) && !self.0.silent.borrow().contains(&host)
     }
 
     /// Whether a host can be reached now.
@@ -184,14 +224,16 @@ impl<W: World, S: Components> Node<W, S> {
         self.0.objects.set_inventory(views);
     }
 
-    /// The cluster's hosts: record, whether alive, and the last status if it is fresh.
+    /// The cluster's hosts: record, whether it answers, and what it last said if that is fresh. A
+    /// host that answers and has said nothing is one that has just come.
     pub fn hosts(&self) -> Vec<(HostRecord, bool, Option<HostStatus>)> {
         let now = self.world().now();
         let statuses = self.0.statuses.borrow();
         let hosts = self.0.hosts.borrow();
         let all = hosts.values().map(|h| {
             let status = statuses.get(&h.id).filter(|(at, _)| now.since(*at) < STATUS_FRESH);
-            (h.clone(), self.is_alive(h.id), status.map(|(_, s)| s.clone()))
+            let answers = self.answers(h.id);
+            (h.clone(), answers, status.filter(|_| answers).map(|(_, s)| s.clone()))
         });
         all.collect()
     }
@@ -201,11 +243,15 @@ impl<W: World, S: Components> Node<W, S> {
     }
 }
 
-async fn self_ask<W: World, S: Components>(node: &Node<W, S>, id: HostId) -> Option<HostStatus> {
+async fn self_ask<W: World, S: Components>(
+    node: &Node<W, S>,
+    id: HostId,
+    wait: Nanos,
+) -> Option<HostStatus> {
     if id == node.0.config.host {
         return Some(node.status());
     }
-    match node.ask(id, Ask::Status).await {
+    match node.ask_within(id, Ask::Status, wait).await {
         Ok(Answer::Status { status }) => Some(*status),
         _ => None,
     }

@@ -16,7 +16,7 @@ mod volume_lock;
 pub use admin::Manager;
 pub use atoll_transport::CallError;
 pub use manage::{CreateVolume, ManageError, PlacementView, Resize, VolumeView};
-pub use status::{GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
+pub use status::{CopyStatus, GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
 pub use twin::{Before, OtherLife, before};
 pub use volume_lock::{IDLE_MAX, ImportLock, export_name};
 
@@ -24,7 +24,7 @@ use atoll_format::id::{ClusterId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{GroupRecord, HostRecord};
 use atoll_object::{ObjectVolume, Objects};
 use atoll_world::directory::Revision;
-use atoll_world::sync::Notify;
+use atoll_world::sync::{Notified, Notify};
 use atoll_world::volume::{ExportName, Volumes};
 use atoll_world::{Components, Nanos, VolumeError, World};
 use std::cell::{Cell, RefCell};
@@ -70,6 +70,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub hosts: RefCell<BTreeMap<HostId, HostRecord>>,
     /// What each host last said of itself, and when.
     pub statuses: RefCell<BTreeMap<HostId, (Nanos, HostStatus)>>,
+    /// Hosts that seemed to be reachable and gave no answer when they were last asked how they are.
+    pub silent: RefCell<BTreeSet<HostId>>,
     pub events: RefCell<VecDeque<NodeEvent>>,
     pub next_event: Cell<u64>,
     pub event_notify: Notify,
@@ -114,6 +116,7 @@ impl<W: World, S: Components> Node<W, S> {
             groups: RefCell::new(groups),
             hosts: RefCell::default(),
             statuses: RefCell::default(),
+            silent: RefCell::default(),
             events: RefCell::default(),
             next_event: Cell::new(1),
             event_notify: Notify::default(),
@@ -158,6 +161,11 @@ impl<W: World, S: Components> Node<W, S> {
 
     pub(crate) fn world(&self) -> &W {
         &self.0.world
+    }
+
+    /// Returns after the next event of this host; counted from this call, not the first poll.
+    pub fn next_event(&self) -> Notified {
+        self.0.event_notify.notified()
     }
 
     /// Takes one more disk group into use.

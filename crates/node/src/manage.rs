@@ -25,6 +25,8 @@ pub const DEFAULT_POLICY: &str = "default";
 const CREATE_DEADLINE: Nanos = Nanos::from_secs(5);
 /// How long a host has been away before its clients count as gone: no I/O of theirs is held longer.
 pub(crate) const AWAY_MIN: Nanos = Nanos(HOLD.0 + LEASE.0);
+/// How long a host may take to take note of something, or to tell what has happened.
+const TELL_WAIT: Nanos = Nanos::from_secs(2);
 /// How long an owner is waited for: a takeover waits for a grace, and may have to begin again.
 const OWNER_WAIT: Nanos = Nanos::from_secs(10);
 /// How long what an owner does not answer is looked for in the directory.
@@ -181,8 +183,10 @@ pub struct VolumeView {
     pub record: ObjectRecord,
     /// Changes with every change of the record.
     pub revision: u64,
-    /// Bytes of capacity that its copies use, as far as hosts have said.
-    pub used_bytes: u64,
+    /// Bytes of capacity that its copies use, as their hosts last said; none if one has not yet.
+    pub used_bytes: Option<u64>,
+    /// Bytes that one copy uses, of each leg the fullest that is up to date; none if unknown.
+    pub guest_bytes: Option<u64>,
     /// Hosts on which clients have it open.
     pub open_on: Vec<HostId>,
     /// What its owner says, if it has a living one.
@@ -387,13 +391,22 @@ impl<W: World, S: Components> Node<W, S> {
     ) -> VolumeView {
         let statuses = self.0.statuses.borrow();
         let said = |host: HostId| statuses.get(&host).map(|(_, s)| s);
-        let used = record.members().filter_map(|(_, m)| said(m.host)?.components.get(&m.component));
-        let used_bytes = used.sum();
+        // A host that has told and does not name the component has none of it (a lost copy).
+        let used = |host: HostId, component: ComponentId| {
+            Some(said(host)?.components.get(&component).copied().unwrap_or(0))
+        };
+        let used_bytes = record.members().map(|(_, m)| used(m.host, m.component)).sum();
+        // The fullest copy that is whole: one that is behind, or has just come, holds less.
+        let of_leg = |leg: &LegRecord| {
+            let whole = leg.members.iter().filter(|m| m.state.is_active());
+            whole.filter_map(|m| used(m.host, m.component)).max()
+        };
+        let guest_bytes = record.legs.iter().map(of_leg).sum();
         let open = statuses.iter().filter(|(_, (_, s))| s.open_volumes.contains_key(&record.id));
         let open_on = open.map(|(&id, _)| id).filter(|&id| self.is_alive(id)).collect();
         let owner = record
             .owner
-            .filter(|o| self.is_alive(o.host))
+            .filter(|o| self.answers(o.host))
             .and_then(|o| said(o.host)?.objects.iter().find(|s| s.id == record.id).cloned());
         VolumeView {
             name,
@@ -401,6 +414,7 @@ impl<W: World, S: Components> Node<W, S> {
             created_ms: volume.created_ms,
             revision: revision.0,
             used_bytes,
+            guest_bytes,
             open_on,
             owner,
             record,
@@ -733,6 +747,9 @@ impl<W: World, S: Components> Node<W, S> {
             }
             return self.shrink_volume(&view, size_bytes).await;
         }
+        if size_bytes > view.record.size_bytes {
+            self.check_growth(&view, size_bytes).await?;
+        }
         if dry_run {
             return Ok(view);
         }
@@ -897,6 +914,24 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
+    /// Refuses a growth for which there is no room, as [`Self::create_volume`] refuses the size.
+    async fn check_growth(&self, view: &VolumeView, size_bytes: u64) -> Result<(), ManageError> {
+        let grow = || {
+            let statuses = self.0.statuses.borrow();
+            let used = |component: ComponentId| {
+                let all = statuses.values().filter_map(|(_, s)| s.components.get(&component));
+                all.copied().max().unwrap_or(0)
+            };
+            placement::grow(&self.0.objects.inventory(), &view.record, size_bytes, used)
+        };
+        if grow().is_err() {
+            // What is known of space may be seconds old.
+            self.refresh_statuses().await;
+            grow().map_err(ManageError::CannotPlace)?;
+        }
+        Ok(())
+    }
+
     /// Where a volume is, and why.
     pub async fn placement(&self, name: &str) -> Result<PlacementView, ManageError> {
         let volume = self.volume(name).await?;
@@ -906,40 +941,51 @@ impl<W: World, S: Components> Node<W, S> {
 
     // ---- everything at once --------------------------------------------------------------
 
-    /// Starts (or with rate 0 stops) a scrub of everything, or of one volume.
-    pub async fn scrub(&self, volume: Option<&str>, rate: u64) -> Result<(), ManageError> {
+    /// Starts (or with rate 0 stops) a scrub of everything, or of one volume, on all hosts that can
+    /// be reached; the others are returned.
+    pub async fn scrub(&self, volume: Option<&str>, rate: u64) -> Result<Vec<HostId>, ManageError> {
         let object = match volume {
             Some(name) => Some(self.volume(name).await?.record.id),
             None => None,
         };
-        let hosts: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
-        for host in hosts.into_iter().filter(|&h| self.is_alive(h)) {
-            self.ask(host, Ask::Scrub { object, bytes_per_second: rate }).await?;
-        }
-        Ok(())
+        let scrub = |_| Some(Ask::Scrub { object, bytes_per_second: rate });
+        self.tell_everybody(scrub).await
     }
 
-    /// Pauses, resumes or limits resync on all hosts that can be reached.
-    pub async fn set_resync(&self, paused: bool, limit: u64) -> Result<(), ManageError> {
-        let hosts: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
-        for host in hosts.into_iter().filter(|&h| self.is_alive(h)) {
-            self.ask(host, Ask::Resync { paused, bytes_per_second: limit }).await?;
-        }
-        Ok(())
+    /// Pauses, resumes or limits resync on all hosts that can be reached; the others are returned.
+    pub async fn set_resync(&self, paused: bool, limit: u64) -> Result<Vec<HostId>, ManageError> {
+        self.tell_everybody(|_| Some(Ask::Resync { paused, bytes_per_second: limit })).await
     }
 
-    /// Events of all hosts that can be reached, oldest first.
-    pub async fn events(&self, after: &BTreeMap<HostId, u64>) -> Vec<NodeEvent> {
-        let hosts: Vec<HostId> = self.0.hosts.borrow().keys().copied().collect();
+    /// Each host that answers does it, whatever becomes of the others; those that do not answer.
+    async fn tell_everybody(
+        &self,
+        ask: impl Fn(HostId) -> Option<Ask>,
+    ) -> Result<Vec<HostId>, ManageError> {
+        let (done, silent) = self.ask_everybody(ask, TELL_WAIT).await;
+        done.into_iter().try_for_each(|(_, done)| done.map(drop))?;
+        Ok(silent)
+    }
+
+    /// Events of all hosts that can be reached, oldest first, and the hosts that do not tell.
+    /// `after`: of each host those after that number, all without one; none is asked for nothing.
+    pub async fn events(
+        &self,
+        after: &BTreeMap<HostId, Option<u64>>,
+    ) -> (Vec<NodeEvent>, Vec<HostId>) {
+        let ask = |host: HostId| {
+            let after = after.get(&host).copied().unwrap_or(Some(0))?;
+            Some(Ask::Events { after })
+        };
+        let (told, silent) = self.ask_everybody(ask, TELL_WAIT).await;
         let mut all = Vec::new();
-        for host in hosts.into_iter().filter(|&h| self.is_alive(h)) {
-            let after = after.get(&host).copied().unwrap_or(0);
-            if let Ok(Answer::Events { events }) = self.ask(host, Ask::Events { after }).await {
+        for (_, answer) in told {
+            if let Ok(Answer::Events { events }) = answer {
                 all.extend(events);
             }
         }
         all.sort_by_key(|e| (e.at_ms, e.host, e.number));
-        all
+        (all, silent)
     }
 }
 

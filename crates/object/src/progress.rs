@@ -172,7 +172,7 @@ mod tests {
             for step in 1..=20 * attempt {
                 // 10 MiB/s of copies; what was copied before is only compared, 100 times as fast.
                 let again = attempt > 1 && step <= 20 * (attempt - 1);
-                now = now + Nanos(if again { 1_000_000 } else { 100_000_000 });
+                now += Nanos(if again { 1_000_000 } else { 100_000_000 });
                 progress.step(C, if again { 0 } else { CHUNK }, now);
                 let shown = one(&progress, now);
                 assert!(shown.bytes_done >= before, "{shown:?}");
@@ -184,7 +184,7 @@ mod tests {
                 }
             }
             progress.pause(C);
-            now = now + Nanos::from_secs(30);
+            now += Nanos::from_secs(30);
             let shown = one(&progress, now);
             assert_eq!((shown.running, shown.bytes_done), (false, before));
             assert_eq!((shown.bytes_left, shown.copied_per_second), (total - before, 0));
@@ -207,7 +207,7 @@ mod tests {
         // Equal blocks: 1,000 chunks a second, nothing copied. Then 20 a second, all copied.
         for (steps, ms, copied) in [(3_000, 1, 0), (600, 50, CHUNK)] {
             for _ in 0..steps {
-                now = now + Nanos::from_ms(ms);
+                now += Nanos::from_ms(ms);
                 progress.step(C, copied, now);
             }
         }

@@ -257,9 +257,12 @@ pub struct Top {
     /// Seconds between two looks
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Screens to show; without it, until Ctrl-C
-    #[arg(long)]
+    /// Screens to show; without it, until Ctrl-C on a terminal, and one elsewhere
+    #[arg(long, conflicts_with = "watch", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
+    /// Go on until Ctrl-C also where nobody looks: a pipe, a file
+    #[arg(long)]
+    pub watch: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -340,8 +343,8 @@ pub enum Policy {
         /// Legs that strips are spread over: 1 to 12
         #[arg(long, default_value_t = 1)]
         stripe_width: u8,
-        /// Ceiling in I/Os per second; 0: none
-        #[arg(long, default_value_t = 0)]
+        /// Ceiling in I/Os per second; none or 0: no ceiling
+        #[arg(long, default_value = "none", value_parser = parse_iops)]
         iops_limit: u32,
     },
     /// List storage policies
@@ -495,8 +498,8 @@ pub enum Resync {
     /// Set a ceiling on all hosts that answer, until they restart
     #[command(after_help = "Example: atoll resync limit 100M")]
     Limit {
-        /// Bytes per second; 0: no ceiling
-        #[arg(value_parser = parse_size)]
+        /// Bytes per second (100M, 95.4MiB/s); none or 0: no ceiling
+        #[arg(value_parser = parse_ceiling)]
         rate: u64,
     },
 }
@@ -512,8 +515,8 @@ pub enum Scrub {
         /// Only this volume
         #[arg(long, conflicts_with = "group")]
         volume: Option<String>,
-        /// Ceiling per disk group, bytes per second
-        #[arg(long, value_parser = parse_size)]
+        /// Ceiling per disk group, bytes per second (100M, 95.4MiB/s)
+        #[arg(long, value_parser = parse_rate)]
         rate: Option<u64>,
     },
     /// Stop scrubs
@@ -563,8 +566,8 @@ pub struct Events {
     /// Go on with new ones, until Ctrl-C
     #[arg(long)]
     pub follow: bool,
-    /// Only events with a higher id
-    #[arg(long)]
+    /// Only events with a higher id, or later than a time: 2026-11-20T12:00:00Z, or as shown
+    #[arg(long, value_name = "ID|TIME", value_parser = parse_since)]
     pub since: Option<u64>,
 }
 
@@ -788,18 +791,61 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     if from < to { Ok(from..to) } else { Err(format!("'{text}' is an empty range of seeds")) }
 }
 
+/// As it is typed, and as tables show it: `30s`, `10m`, `1h5m`.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let bad = || format!("'{text}' is not a time (examples: 30s, 10m, 2h)");
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let number: u64 = text[..end].parse().map_err(|_| bad())?;
-    let unit = match &text[end..] {
-        "" | "s" => 1,
-        "m" | "min" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(bad()),
-    };
-    number.checked_mul(unit).map(Duration::from_secs).ok_or_else(bad)
+    let mut rest = text;
+    let mut seconds = 0u64;
+    while !rest.is_empty() || text.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let number: u64 = rest[..end].parse().map_err(|_| bad())?;
+        rest = &rest[end..];
+        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = match &rest[..end] {
+            "" | "s" => 1,
+            "m" | "min" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            _ => return Err(bad()),
+        };
+        rest = &rest[end..];
+        let part = number.checked_mul(unit).ok_or_else(bad)?;
+        seconds = seconds.checked_add(part).ok_or_else(bad)?;
+    }
+    Ok(Duration::from_secs(seconds))
+}
+
+/// The id of an event, or a time: ids are microseconds since 1970.
+fn parse_since(text: &str) -> Result<u64, String> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let local = |at: jiff::civil::DateTime| at.to_zoned(jiff::tz::TimeZone::system()).ok();
+    let at = text
+        .parse::<jiff::Timestamp>()
+        .ok()
+        .or_else(|| Some(local(text.parse().ok()?)?.timestamp()));
+    at.and_then(|at| u64::try_from(at.as_microsecond()).ok()).ok_or_else(|| {
+        format!("'{text}' is neither an event's id nor a time (example: 2026-11-20 12:00:00)")
+    })
+}
+
+/// Bytes per second as they are typed, and as tables show them: `100M`, `95.4 MiB/s`.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    parse_size(text.trim().strip_suffix("/s").unwrap_or(text))
+}
+
+/// A rate, or `none` (0) as tables show it.
+fn parse_ceiling(text: &str) -> Result<u64, String> {
+    if text.trim() == "none" { Ok(0) } else { parse_rate(text) }
+}
+
+/// I/Os per second, or `none` (0) as tables show it.
+fn parse_iops(text: &str) -> Result<u32, String> {
+    if text.trim() == "none" {
+        return Ok(0);
+    }
+    text.parse().map_err(|_| format!("'{text}' is not a number of I/Os per second, nor none"))
 }
 
 fn parse_numbers(text: &str) -> Result<Numbers, String> {
@@ -909,5 +955,30 @@ mod tests {
         let mut leaves = 0;
         walk(&Cli::command(), "atoll", &mut leaves);
         assert!(leaves >= 40, "{leaves}");
+    }
+}
+
+#[cfg(test)]
+mod printed {
+    use super::{parse_ceiling, parse_iops, parse_since, parse_time};
+    use crate::cli::show;
+
+    #[test]
+    fn what_tables_show_can_be_typed() {
+        for rate in [1, 20 << 20, 100_000_000, 3 << 30] {
+            let again = parse_ceiling(&show::ceiling(rate)).expect("a rate as it is shown");
+            assert_eq!(show::ceiling(again), show::ceiling(rate));
+        }
+        assert_eq!((parse_ceiling("none"), parse_ceiling("0")), (Ok(0), Ok(0)));
+        assert_eq!((parse_iops("none"), parse_iops("500")), (Ok(0), Ok(500)));
+        for seconds in [0, 5, 65, 3_900, 97_200] {
+            let again = parse_time(&show::duration(seconds)).expect("a time as it is shown");
+            assert_eq!(again.as_secs(), seconds);
+        }
+        let at = "2026-11-20T12:00:00Z";
+        assert_eq!(parse_since(at), Ok(1_795_176_000_000_000));
+        assert_eq!(parse_since(&show::local(at)), parse_since(at));
+        assert_eq!(parse_since("17"), Ok(17));
+        assert!(parse_since("yesterday").is_err() && parse_time("1h 5m").is_err());
     }
 }

@@ -6,8 +6,8 @@ use super::args::{
 };
 use super::out::{Failure, Format, Out, Row, Run};
 use super::{Context, args::Cli, profile, show};
-use atoll_api::client::Call;
-use atoll_api::envelope::List;
+use atoll_api::client::{Call, Followed};
+use atoll_api::envelope::{List, Missing};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{self, Level, TaskState};
 use atoll_api::uri::escape;
@@ -141,14 +141,15 @@ async fn top(context: &Context, top: Top) -> Run {
     if top.profile {
         return top_profile(context, &top).await;
     }
-    let mut left = top.count;
+    let mut left = rounds(&top);
     loop {
         match top.of {
             TopOf::Volumes => {
                 let list: List<types::Volume> = context.list(get("/volumes")).await?;
                 clear(&context.out)?;
-                let busy =
-                    |items: Vec<types::Volume>| items.into_iter().map(|v| (v.name, v.io)).collect();
+                let busy = |items: Vec<types::Volume>| {
+                    items.into_iter().map(|v| (v.name, Some(v.io))).collect()
+                };
                 top_screen(context, list, "VOLUME", busy)?;
             }
             TopOf::Hosts => {
@@ -167,9 +168,15 @@ async fn top(context: &Context, top: Top) -> Run {
     }
 }
 
+/// Screens to show; none: until Ctrl-C. Where nobody looks, one: a pipe's reader waits for its end.
+fn rounds(top: &Top) -> Option<u64> {
+    let looked_at = std::io::stdout().is_terminal();
+    top.count.or_else(|| (!top.watch && !looked_at).then_some(1))
+}
+
 async fn top_profile(context: &Context, top: &Top) -> Run {
     let mut before: List<types::Profile> = context.list(get("/profiles")).await?;
-    let mut left = top.count;
+    let mut left = rounds(top);
     loop {
         tokio::time::sleep(Duration::from_secs(top.interval)).await;
         let after: List<types::Profile> = context.list(get("/profiles")).await?;
@@ -196,10 +203,11 @@ fn top_screen<T: Row + serde::Serialize>(
     context: &Context,
     list: List<T>,
     title: &str,
-    busy: impl FnOnce(Vec<T>) -> Vec<(String, types::Io)>,
+    busy: impl FnOnce(Vec<T>) -> Vec<(String, Option<types::Io>)>,
 ) -> Run {
     match context.out.format {
         Format::Table | Format::Wide => {
+            context.out.without(&list.missing);
             context.out.data(&show::top(&context.out, title, busy(list.items)))
         }
         _ => context.out.list(&list),
@@ -228,28 +236,36 @@ async fn disk(context: &Context, disk: Disk) -> Run {
         }
         Disk::List { host: None } => {
             let hosts: List<types::Host> = context.list(get("/hosts")).await?;
-            let mut all: Option<List<types::Disk>> = None;
-            for host in hosts.items {
-                if !host.up {
-                    context.out.note(&format!("host {} does not answer", host.name));
-                    continue;
-                }
+            let mut asked = tokio::task::JoinSet::new();
+            for host in hosts.items.into_iter().filter(|host| host.up) {
                 let path = format!("/hosts/{}/disks", segment("host", &host.name)?);
-                match context.client.list::<types::Disk>(get(&path)).await {
-                    Ok(list) => match &mut all {
-                        Some(all) => all.items.extend(list.items),
-                        None => all = Some(list),
-                    },
-                    Err(problem) => context.out.note(&problem.to_string()),
+                let client = context.client.clone();
+                asked.spawn(async move { (host, client.list::<types::Disk>(get(&path)).await) });
+            }
+            let mut missing = hosts.missing;
+            let mut all: Option<List<types::Disk>> = None;
+            while let Some(asked) = asked.join_next().await {
+                let Ok((host, told)) = asked else { continue };
+                match (told, &mut all) {
+                    (Ok(list), Some(all)) => all.items.extend(list.items),
+                    (Ok(list), None) => all = Some(list),
+                    (Err(problem), _) => missing.push(Missing {
+                        host: host.name,
+                        why: format!("does not tell its disks ({})", problem.detail),
+                    }),
                 }
             }
+            missing.sort();
+            missing.dedup_by(|a, b| a.host == b.host);
             let none = || Problem::new(Code::Unavailable, "no host answers");
-            context.out.list(&all.ok_or_else(none)?)
+            let mut all = all.ok_or_else(none)?.without(missing);
+            all.items.sort_by(|a, b| (&a.host, &a.path).cmp(&(&b.host, &b.path)));
+            context.out.list(&all)
         }
         Disk::Show { path, host } => {
             let host = context.host(host).await?;
             let list = context.list(get(&format!("/hosts/{host}/disks"))).await?;
-            let List { kind: _, version, generated_at, items, next_cursor: _ } = list;
+            let List { kind: _, version, generated_at, items, next_cursor: _, missing } = list;
             let found = items.into_iter().find(|disk: &types::Disk| disk.path == path);
             let Some(item) = found else {
                 let shown = name::show(&path);
@@ -259,7 +275,7 @@ async fn disk(context: &Context, disk: Disk) -> Run {
                     .into());
             };
             let kind = "Disk".into();
-            context.out.one(&atoll_api::Item { kind, version, generated_at, item })
+            context.out.one(&atoll_api::Item { kind, version, generated_at, item, missing })
         }
         Disk::Wipe { path, host } => {
             let host = context.host(host).await?;
@@ -392,7 +408,7 @@ async fn volume(context: &Context, volume: Volume) -> Run {
                 let shown = context.client.item::<types::Volume>(get(&path)).await?.item;
                 let question = format!(
                     "volume {name} and what it holds ({} of {}) will be lost?",
-                    iec(shown.used_bytes),
+                    show::bytes(shown.guest_bytes),
                     iec(shown.size_bytes)
                 );
                 context.confirm(&question).await?;
@@ -449,8 +465,11 @@ async fn scrub(context: &Context, scrub: Scrub) -> Run {
                 Some(group) => format!("/scrubs?group={}", segment("group", &group)?),
                 None => "/scrubs".into(),
             };
-            context.done(context.change(Method::DELETE, &path)).await?;
+            let call = context.change(Method::DELETE, &path);
+            context.show(&call)?;
+            let stopped: List<types::Scrub> = context.client.page(call).await?;
             context.say("scrubs stopped");
+            context.out.without(&stopped.missing);
             Ok(())
         }
     }
@@ -516,7 +535,14 @@ async fn events(context: &Context, events: Events) -> Run {
     let newest = list.items.last().map(|event| format!("&since={}", event.id));
     let follow = format!("/events?follow=1{}", newest.unwrap_or_default());
     let mut stream = context.client.stream(get(&follow)).await?;
-    while let Some(data) = stream.next().await? {
+    while let Some(said) = stream.next().await? {
+        let data = match said {
+            Followed::Event(data) => data,
+            Followed::Missing(missing) => {
+                out.without(&missing);
+                continue;
+            }
+        };
         let event: types::Event = serde_json::from_str(&data)
             .map_err(|e| Problem::new(Code::WrongServer, format!("an odd event: {e}")))?;
         if matches!(out.format, Format::Json | Format::Yaml) {

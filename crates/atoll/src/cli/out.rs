@@ -3,7 +3,7 @@
 //! Invariants: nothing here panics, whatever happens to the streams; a reader that goes away
 //! (`| head`) ends the command quietly; machine output is the envelope, whole.
 
-use atoll_api::envelope::{Item, List};
+use atoll_api::envelope::{Item, List, Missing};
 use atoll_api::{Code, Problem};
 use clap::ValueEnum;
 use serde::Serialize;
@@ -115,11 +115,24 @@ impl Out {
         }
     }
 
+    /// Says which hosts an answer is without, also with `-q`: half an answer must not look like a
+    /// whole one. JSON and YAML have them in the envelope.
+    pub fn without(&self, missing: &[Missing]) {
+        if matches!(self.format, Format::Json | Format::Yaml) {
+            return;
+        }
+        for missing in missing {
+            let _ =
+                writeln!(io::stderr(), "warning: host {missing}: what it alone knows is not shown");
+        }
+    }
+
     /// Prints a list.
     ///
     /// # Errors
     /// As [`Out::data`].
     pub fn list<T: Row + Serialize>(&self, list: &List<T>) -> Run {
+        self.without(&list.missing);
         match self.format {
             Format::Json | Format::Yaml => self.value(list),
             Format::Name => {
@@ -173,6 +186,7 @@ impl Out {
         name: impl FnOnce(&T) -> String,
         text: impl FnOnce(&T) -> String,
     ) -> Run {
+        self.without(&item.missing);
         match self.format {
             Format::Json | Format::Yaml => self.value(item),
             Format::Name => self.data(&(name(&item.item) + "\n")),
@@ -259,6 +273,7 @@ fn color_of(cell: &str) -> Option<u8> {
         "ok" | "up" | "healthy" | "active" | "in-use" | "done" => 32,
         "warning" | "degraded" | "resyncing" | "absent" | "idle" | "foreign" => 33,
         "critical" | "down" | "inaccessible" | "failed" | "missing" | "unusable" => 31,
+        "unknown" | "waiting" => 33,
         _ => return None,
     })
 }

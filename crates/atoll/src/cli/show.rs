@@ -2,15 +2,24 @@
 
 use super::out::{Out, Row};
 use atoll_api::types::{
-    Disk, DiskState, Event, Group, GroupShape, Host, Io, Level, Member, MemberState, Placement,
-    Policy, Resync, ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Volume,
+    Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level, Member, MemberState,
+    Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Volume,
     VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
 
-/// `12.0 GiB of 24.0 GiB (50.0 %)`.
-pub fn used(space: &Space) -> String {
+/// What nobody has told.
+const UNKNOWN: &str = "-";
+
+/// A number of bytes, or `-` while it is unknown.
+pub fn bytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| UNKNOWN.into(), iec)
+}
+
+/// `12.0 GiB of 24.0 GiB (50.0 %)`, or `-` while it is unknown.
+pub fn used(space: Option<&Space>) -> String {
+    let Some(space) = space else { return UNKNOWN.into() };
     format!(
         "{} of {} ({})",
         iec(space.used_bytes),
@@ -27,6 +36,11 @@ pub fn percent(part: u64, whole: u64) -> String {
 /// `4.9 MB/s`.
 pub fn rate(bytes_per_second: u64) -> String {
     format!("{:.1} MB/s", bytes_per_second as f64 / 1e6)
+}
+
+/// A rate that somebody has set, in the units that commands take: `95.4 MiB/s`.
+pub fn ceiling(bytes_per_second: u64) -> String {
+    format!("{}/s", iec(bytes_per_second))
 }
 
 /// `210 us`, `1.5 ms`, or `-` for none.
@@ -77,7 +91,8 @@ fn titles_of_io() -> &'static [&'static str] {
     &["READ IOPS", "WRITE IOPS", "READ", "WRITE", "READ LATENCY", "WRITE LATENCY"]
 }
 
-fn cells_of_io(io: &Io) -> Vec<String> {
+fn cells_of_io(io: Option<&Io>) -> Vec<String> {
+    let Some(io) = io else { return vec![UNKNOWN.into(); titles_of_io().len()] };
     vec![
         io.read_iops.to_string(),
         io.write_iops.to_string(),
@@ -89,16 +104,16 @@ fn cells_of_io(io: &Io) -> Vec<String> {
 }
 
 /// One screen of `atoll top`: the busiest first.
-pub fn top(out: &Out, title: &str, mut lines: Vec<(String, Io)>) -> String {
+pub fn top(out: &Out, title: &str, mut lines: Vec<(String, Option<Io>)>) -> String {
     lines.sort_by(|(a, x), (b, y)| {
-        let busy = |io: &Io| io.read_iops + io.write_iops;
+        let busy = |io: &Option<Io>| io.map_or(0, |io| io.read_iops + io.write_iops);
         busy(y).cmp(&busy(x)).then(a.cmp(b))
     });
     let mut head = vec![title.to_owned()];
     head.extend(titles_of_io().iter().map(|t| (*t).to_owned()));
     let rows: Vec<Vec<String>> = lines
         .into_iter()
-        .map(|(name, io)| std::iter::once(name).chain(cells_of_io(&io)).collect())
+        .map(|(name, io)| std::iter::once(name).chain(cells_of_io(io.as_ref())).collect())
         .collect();
     out.table(&head, &rows)
 }
@@ -107,9 +122,18 @@ pub fn top(out: &Out, title: &str, mut lines: Vec<(String, Io)>) -> String {
 pub fn status(out: &Out, status: &Status) -> String {
     let pair = |title: &str, text: String| (title.to_owned(), text);
     let resync = match (status.resync_bytes_left, status.resync_seconds_left) {
-        (0, _) => "idle".into(),
+        (0, _) if status.resync_copies == 0 => "idle".into(),
+        (0, _) => "a copy is behind, not counted yet".into(),
         (left, None) => format!("{} left, no estimate yet", iec(left)),
         (left, Some(seconds)) => format!("{} left, about {}", iec(left), duration(seconds)),
+    };
+    let promised = match &status.space {
+        Some(space) if space.capacity_bytes > 0 => format!(
+            "{} to volumes, all copies ({} of the space)",
+            iec(status.promised_bytes),
+            percent(status.promised_bytes, space.capacity_bytes)
+        ),
+        _ => format!("{} to volumes, all copies", iec(status.promised_bytes)),
     };
     let io = &status.io;
     let mut text = out.pairs(&[
@@ -123,8 +147,9 @@ pub fn status(out: &Out, status: &Status) -> String {
                 status.volumes, status.volumes_degraded, status.volumes_inaccessible
             ),
         ),
-        pair("used", used(&status.space)),
-        pair("free", iec(status.space.free_bytes)),
+        pair("used on disks", used(status.space.as_ref())),
+        pair("free on disks", bytes(status.space.map(|space| space.free_bytes))),
+        pair("promised", promised),
         pair(
             "read",
             format!(
@@ -196,7 +221,7 @@ pub fn placement(out: &Out, placement: &Placement) -> String {
 pub fn resync(out: &Out, resync: &Resync) -> String {
     let limit = match resync.limit_bytes_per_second {
         0 => "none".into(),
-        limit => rate(limit),
+        limit => ceiling(limit),
     };
     let left = match resync.seconds_left {
         Some(seconds) if resync.bytes_left > 0 => {
@@ -204,10 +229,11 @@ pub fn resync(out: &Out, resync: &Resync) -> String {
         }
         _ => iec(resync.bytes_left),
     };
-    let state = match (resync.paused, resync.bytes_left, resync.items.is_empty()) {
-        (true, ..) => "paused",
-        (_, 0, true) => "idle",
-        _ => "running",
+    let state = match (resync.paused, resync.items.iter().any(|item| item.running)) {
+        (true, _) => "paused",
+        (_, true) => "running",
+        (_, false) if resync.items.is_empty() && resync.bytes_left == 0 => "idle",
+        (_, false) => "waiting",
     };
     let pairs = [
         ("state".to_owned(), state.to_owned()),
@@ -225,7 +251,8 @@ pub fn resync(out: &Out, resync: &Resync) -> String {
 }
 
 impl Row for Host {
-    const HEAD: &'static [&'static str] = &["NAME", "STATE", "VERSION", "GROUPS", "OWNS", "USED"];
+    const HEAD: &'static [&'static str] =
+        &["NAME", "STATE", "VERSION", "GROUPS", "OWNS", "USED ON DISKS"];
     const WIDE: &'static [&'static str] = &["DOMAIN", "API", "PEERS", "ID"];
     fn cells(&self) -> Vec<String> {
         vec![
@@ -233,8 +260,8 @@ impl Row for Host {
             if self.up { "up" } else { "down" }.into(),
             self.release.clone(),
             self.groups.to_string(),
-            self.owned_volumes.to_string(),
-            used(&self.space),
+            self.owned_volumes.map_or_else(|| UNKNOWN.into(), |owns| owns.to_string()),
+            used(self.space.as_ref()),
         ]
     }
     fn wide(&self) -> Vec<String> {
@@ -278,7 +305,7 @@ impl Row for Disk {
 
 impl Row for Group {
     const HEAD: &'static [&'static str] =
-        &["ID", "HOST", "SHAPE", "STATE", "USED", "LOG", "COMPONENTS"];
+        &["ID", "HOST", "SHAPE", "STATE", "USED ON DISKS", "LOG", "COMPONENTS"];
     const WIDE: &'static [&'static str] = &["DISKS", "FAILURE"];
     fn cells(&self) -> Vec<String> {
         let shape = match self.shape {
@@ -289,10 +316,18 @@ impl Row for Group {
             self.id.clone(),
             self.host.clone(),
             shape.into(),
-            if self.healthy { "healthy" } else { "failed" }.into(),
-            used(&self.space),
-            format!("{} % of {}", self.log_fill_percent, iec(self.log_bytes)),
-            self.components.to_string(),
+            match self.state {
+                GroupState::Healthy => "healthy",
+                GroupState::Failed => "failed",
+                GroupState::Unknown => "unknown",
+            }
+            .into(),
+            used(self.space.as_ref()),
+            match (self.log_fill_percent, self.log_bytes) {
+                (Some(percent), Some(bytes)) => format!("{percent} % of {}", iec(bytes)),
+                _ => UNKNOWN.into(),
+            },
+            self.components.map_or_else(|| UNKNOWN.into(), |count| count.to_string()),
         ]
     }
     fn wide(&self) -> Vec<String> {
@@ -307,7 +342,7 @@ impl Row for Policy {
     const HEAD: &'static [&'static str] =
         &["NAME", "METHOD", "FAILURES TO TOLERATE", "STRIPE WIDTH", "IOPS LIMIT"];
     fn cells(&self) -> Vec<String> {
-        let limit = if self.iops_limit == 0 { "-".into() } else { self.iops_limit.to_string() };
+        let limit = if self.iops_limit == 0 { "none".into() } else { self.iops_limit.to_string() };
         vec![
             self.name.clone(),
             "mirror".into(),
@@ -323,7 +358,7 @@ impl Row for Policy {
 
 impl Row for Volume {
     const HEAD: &'static [&'static str] =
-        &["NAME", "SIZE", "USED", "POLICY", "STATE", "OWNER", "CLIENTS"];
+        &["NAME", "SIZE", "GUEST DATA", "ON DISKS", "POLICY", "STATE", "OWNER", "CLIENTS"];
     const WIDE: &'static [&'static str] =
         &["READ IOPS", "WRITE IOPS", "EPOCH", "CREATED", "EXPORT", "ID"];
     fn cells(&self) -> Vec<String> {
@@ -339,7 +374,8 @@ impl Row for Volume {
         vec![
             self.name.clone(),
             iec(self.size_bytes),
-            iec(self.used_bytes),
+            bytes(self.guest_bytes),
+            bytes(self.used_bytes),
             self.policy.clone(),
             state.into(),
             or_dash(self.owner.as_deref()),
@@ -388,13 +424,14 @@ impl Row for Member {
 }
 
 impl Row for ResyncItem {
-    const HEAD: &'static [&'static str] = &["VOLUME", "LEG", "TO HOST", "LEFT", "DONE"];
+    const HEAD: &'static [&'static str] = &["VOLUME", "LEG", "TO HOST", "STATE", "LEFT", "COPIED"];
     fn cells(&self) -> Vec<String> {
         vec![
             self.volume.clone(),
             self.leg.to_string(),
             self.host.clone(),
-            iec(self.bytes_left),
+            if self.running { "running" } else { "waiting" }.into(),
+            bytes(self.bytes_left),
             iec(self.bytes_done),
         ]
     }

@@ -4,25 +4,25 @@
 use super::meter::{Totals, add};
 use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
-use crate::control::{Change, Sample, Value};
-use atoll_api::envelope::rfc3339;
+use crate::control::{Change, Sample, Scope, Told, Value};
+use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, HealthCheck,
-    Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement, Policy, PolicyCheck,
-    Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate, VolumeLock,
-    VolumeLockRequest, VolumePatch, VolumeState,
+    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, GroupState,
+    HealthCheck, Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement, Policy,
+    PolicyCheck, Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate,
+    VolumeLock, VolumeLockRequest, VolumePatch, VolumeState,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
-use atoll_format::units::BLOCK;
+use atoll_format::units::{BLOCK, iec};
 use atoll_node::{
     CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity, VolumeView,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes per second and disk group of a scrub that names no rate: a disk of 4 TB in 11 hours.
 const SCRUB_RATE: u64 = 100 << 20;
@@ -30,8 +30,18 @@ const SCRUB_RATE: u64 = 100 << 20;
 const FULL_WARNING: u64 = 80;
 /// See [`FULL_WARNING`].
 const FULL_CRITICAL: u64 = 95;
+/// Space in use, in percent, from which on there is a warning if more is promised than there is.
+const PROMISED_WARNING: u64 = 60;
+/// Part of a write log in use, in percent, from which on writers may wait for it.
+const LOG_WARNING: f64 = 0.95;
 /// Rounds of asking for events: each brings up to 1,000 of every host.
 const EVENT_ROUNDS: usize = 5;
+/// Events in one answer of a host: one that gives as many may have more.
+const EVENTS_FULL: usize = 1_000;
+/// How long the metrics wait for the list of volumes.
+const LIST_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+/// Why a host is missing from an answer.
+pub const SILENT: &str = "does not answer";
 
 /// Everything about the hosts and volumes of the cluster at one moment, as this host knows it.
 pub struct View {
@@ -110,6 +120,39 @@ fn space_of(status: &HostStatus) -> Space {
     space
 }
 
+/// Part in use of what can be used at all, in percent: reserves are neither.
+fn fill(used_bytes: u64, free_bytes: u64) -> u64 {
+    let all = u128::from(used_bytes) + u128::from(free_bytes);
+    (u128::from(used_bytes) * 100).checked_div(all).unwrap_or(0) as u64
+}
+
+/// How bad that is.
+fn fill_level(percent: u64) -> Option<Level> {
+    match percent {
+        FULL_CRITICAL.. => Some(Level::Critical),
+        FULL_WARNING.. => Some(Level::Warning),
+        _ => None,
+    }
+}
+
+/// What an object can take on disks, all copies together.
+fn promised(record: &ObjectRecord) -> u64 {
+    record.size_bytes.saturating_mul(record.policy.members() as u64)
+}
+
+/// Those of the cluster's hosts that do not tell.
+pub fn missing(hosts: &[(HostRecord, bool, Option<HostStatus>)]) -> Vec<Missing> {
+    let untold = hosts.iter().filter(|(_, answers, status)| !answers || status.is_none());
+    let mut missing: Vec<Missing> = untold
+        .map(|(record, answers, _)| Missing {
+            host: record.name.clone(),
+            why: if *answers { "has not told yet" } else { SILENT }.into(),
+        })
+        .collect();
+    missing.sort();
+    missing
+}
+
 /// How a volume is, by its record and by who answers.
 pub fn volume_state(record: &ObjectRecord, alive: impl Fn(HostId) -> bool) -> VolumeState {
     match record.state {
@@ -146,16 +189,19 @@ impl View {
         volume_state(&volume.record, |host| self.alive(host))
     }
 
-    /// All space that answers.
-    pub fn space(&self) -> Space {
-        let mut sum = Space::default();
-        for status in self.hosts.iter().filter_map(|(.., status)| status.as_ref()) {
-            let space = space_of(status);
-            sum.capacity_bytes += space.capacity_bytes;
-            sum.used_bytes += space.used_bytes;
-            sum.free_bytes += space.free_bytes;
-        }
-        sum
+    /// All space that answers; none if no host has told.
+    pub fn space(&self) -> Option<Space> {
+        let spaces = self.hosts.iter().filter_map(|(.., status)| status.as_ref()).map(space_of);
+        spaces.reduce(|sum, space| Space {
+            capacity_bytes: sum.capacity_bytes + space.capacity_bytes,
+            used_bytes: sum.used_bytes + space.used_bytes,
+            free_bytes: sum.free_bytes + space.free_bytes,
+        })
+    }
+
+    /// What all volumes could take on disks, all copies together.
+    pub fn promised_bytes(&self) -> u64 {
+        self.volumes.iter().map(|volume| promised(&volume.record)).fold(0, u64::saturating_add)
     }
 
     /// Checksums that did not match, on all hosts that answer.
@@ -179,42 +225,35 @@ impl View {
             seconds_left: None,
             items: Vec::new(),
         };
-        let mut slowest = 0;
+        let (mut slowest, mut done_per_second) = (0, 0);
         for volume in &self.volumes {
-            let Some(owner) = &volume.owner else { continue };
-            let mut moving = false;
+            let (mut left, mut rate) = (0, 0);
             for (leg, member) in volume.record.members() {
-                if !member.state.is_resyncing() {
+                let copies = volume.owner.iter().flat_map(|owner| &owner.copies);
+                let copy = copies.into_iter().find(|copy| copy.component == member.component);
+                // One that was begun is behind until it is done, whether an attempt runs or not.
+                if !member.state.is_resyncing() && copy.is_none() {
                     continue;
                 }
-                moving = true;
-                // One at a time; the others' turn comes.
-                let now = owner.resync_component == Some(member.component);
-                let bytes = |bytes: u64| if now { bytes } else { 0 };
                 resync.items.push(ResyncItem {
                     volume: volume.name.clone(),
                     leg: leg as u32,
                     component: member.component.to_string(),
                     host: host_name(&self.hosts, member.host),
-                    bytes_left: bytes(owner.resync_bytes_left),
-                    bytes_done: bytes(owner.resync_bytes_copied),
+                    running: copy.is_some_and(|copy| copy.running),
+                    bytes_left: copy.map(|copy| copy.bytes_left),
+                    bytes_done: copy.map_or(0, |copy| copy.bytes_copied),
                 });
+                left += copy.map_or(0, |copy| copy.bytes_left);
+                rate += copy.map_or(0, |copy| copy.done_per_second);
+                resync.bytes_per_second += copy.map_or(0, |copy| copy.copied_per_second);
             }
-            if !moving {
-                continue;
-            }
-            resync.bytes_left += owner.resync_bytes_left;
-            if owner.resync_seconds > 0.0 {
-                let rate = (owner.resync_bytes_done as f64 / owner.resync_seconds) as u64;
-                resync.bytes_per_second += rate;
-                if let Some(left) = owner.resync_bytes_left.checked_div(rate) {
-                    slowest = slowest.max(left);
-                }
-            }
+            resync.bytes_left += left;
+            done_per_second += rate;
+            slowest = slowest.max(left.checked_div(rate).unwrap_or(0));
         }
-        if resync.bytes_left > 0 && resync.bytes_per_second > 0 && !resync.paused {
-            let together = resync.bytes_left / resync.bytes_per_second;
-            resync.seconds_left = Some(together.max(slowest));
+        if resync.bytes_left > 0 && done_per_second > 0 && !resync.paused {
+            resync.seconds_left = Some((resync.bytes_left / done_per_second).max(slowest));
         }
         resync
     }
@@ -225,10 +264,13 @@ impl View {
         let mut check = |name: &str, level, message: String, remedy: &str| {
             checks.push(HealthCheck { name: name.into(), level, message, remedy: remedy.into() });
         };
-        for (record, alive, _) in &self.hosts {
-            if !alive {
+        for (record, answers, status) in &self.hosts {
+            if !answers {
                 let message = format!("host {} does not answer", record.name);
                 check("host-down", Level::Warning, message, "start its daemon, or look at its log");
+            } else if status.is_none() {
+                let message = format!("host {} has not told yet how it is", record.name);
+                check("host-unknown", Level::Warning, message, "it is asked every two seconds");
             }
             for group in record.groups.iter().filter(|group| !group.healthy) {
                 let message = format!(
@@ -243,13 +285,52 @@ impl View {
             let remedy = "atoll disk list; atoll group create DISK";
             check("no-disks", Level::Warning, "no disk group has been created".into(), remedy);
         }
-        let space = self.space();
-        if let Some(percent) = (space.used_bytes * 100).checked_div(space.capacity_bytes)
-            && percent >= FULL_WARNING
-        {
-            let level = if percent >= FULL_CRITICAL { Level::Critical } else { Level::Warning };
-            let message = format!("{percent} % of the space are in use");
-            check("nearly-full", level, message, "delete volumes, or add disks or hosts");
+        let more_room = "delete volumes, discard what guests do not need, or add disks or hosts";
+        let space = self.space().unwrap_or_default();
+        let percent = fill(space.used_bytes, space.free_bytes);
+        if let Some(level) = fill_level(percent) {
+            check("nearly-full", level, format!("{percent} % of the space are in use"), more_room);
+        }
+        let promised = self.promised_bytes();
+        if promised > space.capacity_bytes && (PROMISED_WARNING..FULL_WARNING).contains(&percent) {
+            let message = format!(
+                "volumes may grow to {} on disks, there are {}, and {percent} % are in use",
+                iec(promised),
+                iec(space.capacity_bytes)
+            );
+            check("promised-more", Level::Warning, message, more_room);
+        }
+        // One full group stops the volumes that it holds, however much room the others have.
+        for (record, _, status) in &self.hosts {
+            for group in status.iter().flat_map(|status| &status.groups) {
+                let of = record.groups.iter().find(|of| of.id == group.id);
+                let paths: Vec<&str> =
+                    of.iter().flat_map(|of| &of.disks).map(|disk| disk.path.as_str()).collect();
+                let name = format!("{} ({}) on host {}", group.id, paths.join(", "), record.name);
+                let percent = fill(group.used_bytes, group.free_bytes);
+                if let Some(level) = fill_level(percent).filter(|_| group.failure.is_empty()) {
+                    let message = format!("{percent} % of disk group {name} are in use");
+                    check("group-nearly-full", level, message, more_room);
+                }
+                if group.log_fill >= LOG_WARNING {
+                    let part = (group.log_fill * 100.0) as u64;
+                    let message = format!("the write log of disk group {name} is {part} % full");
+                    let remedy = "writers wait for its disks; 'atoll events' says which are slow";
+                    check("log-full", Level::Warning, message, remedy);
+                }
+            }
+        }
+        for volume in &self.volumes {
+            let owner = volume.owner.as_ref();
+            if let Some((host, group)) = owner.and_then(|owner| owner.no_space) {
+                let message = format!(
+                    "writes of volume {} are refused for want of space: disk group {group} on host \
+                     {} is full",
+                    volume.name,
+                    host_name(&self.hosts, host)
+                );
+                check("no-space", Level::Critical, message, more_room);
+            }
         }
         for volume in &self.volumes {
             let name = &volume.name;
@@ -338,15 +419,33 @@ impl Engine {
         totals.iter().map(|(name, _)| self.meter.rate(name)).fold(Io::default(), add)
     }
 
+    /// Asks every host how it is, if the cluster is meant; those that do not tell.
+    ///
+    /// # Errors
+    /// The host does not serve yet, or has not read yet which hosts there are.
+    pub async fn look(&self, scope: Scope) -> Result<Vec<Missing>, Problem> {
+        let node = &self.running()?.node;
+        if scope == Scope::Local {
+            return Ok(Vec::new());
+        }
+        node.look().await;
+        let hosts = node.hosts();
+        if !hosts.iter().any(|(record, ..)| record.id == self.host) {
+            let detail = "this host has not read yet which hosts the cluster has";
+            return Err(Problem::new(Code::Unavailable, detail).hint("try again in a second"));
+        }
+        Ok(missing(&hosts))
+    }
+
     /// All hosts; the load of this one only.
     pub fn hosts(&self) -> Result<Vec<Host>, Problem> {
         let hosts = self.running()?.node.hosts();
         let all = hosts.into_iter().map(|(record, up, status)| Host {
             up,
             groups: record.groups.len() as u32,
-            owned_volumes: status.as_ref().map_or(0, |s| s.objects.len()) as u32,
-            space: status.as_ref().map(space_of).unwrap_or_default(),
-            io: if record.id == self.host { self.local_io() } else { Io::default() },
+            owned_volumes: status.as_ref().map(|s| s.objects.len() as u32),
+            space: status.as_ref().map(space_of),
+            io: (record.id == self.host).then(|| self.local_io()),
             id: record.id.to_string(),
             name: record.name,
             fault_domain: record.fault_domain,
@@ -360,8 +459,14 @@ impl Engine {
     /// All disk groups, as their hosts last said.
     pub fn groups(&self) -> Result<Vec<Group>, Problem> {
         let mut groups = Vec::new();
-        for (record, _, status) in self.running()?.node.hosts() {
+        for (record, answers, status) in self.running()?.node.hosts() {
             for group in record.groups {
+                // What is published of a host that does not answer is of the past.
+                let state = match (answers, group.healthy) {
+                    (false, _) => GroupState::Unknown,
+                    (true, true) => GroupState::Healthy,
+                    (true, false) => GroupState::Failed,
+                };
                 let said = status.as_ref().and_then(|s| s.groups.iter().find(|g| g.id == group.id));
                 groups.push(Group {
                     id: group.id.to_string(),
@@ -371,16 +476,17 @@ impl Engine {
                         record::GroupShape::AllFlash => GroupShape::AllFlash,
                     },
                     disks: group.disks.into_iter().map(|disk| disk.path).collect(),
-                    healthy: group.healthy,
+                    state,
+                    healthy: state == GroupState::Healthy,
                     failure: group.failure,
-                    space: Space {
-                        capacity_bytes: said.map_or(group.capacity_bytes, |g| g.capacity_bytes),
-                        used_bytes: said.map_or(0, |g| g.used_bytes),
-                        free_bytes: said.map_or(0, |g| g.free_bytes),
-                    },
-                    log_bytes: said.map_or(0, |g| g.log_bytes),
-                    log_fill_percent: said.map_or(0, |g| (g.log_fill * 100.0).round() as u8),
-                    components: said.map_or(0, |g| g.components),
+                    space: said.map(|g| Space {
+                        capacity_bytes: g.capacity_bytes,
+                        used_bytes: g.used_bytes,
+                        free_bytes: g.free_bytes,
+                    }),
+                    log_bytes: said.map(|g| g.log_bytes),
+                    log_fill_percent: said.map(|g| (g.log_fill * 100.0).round() as u8),
+                    components: said.map(|g| g.components),
                 });
             }
         }
@@ -447,22 +553,25 @@ impl Engine {
             host: self.config.host_name.clone(),
             shape,
             disks: slot.paths(),
+            state: GroupState::Healthy,
             healthy: true,
             failure: String::new(),
-            space: Space::default(),
-            log_bytes: 0,
-            log_fill_percent: 0,
-            components: 0,
+            space: None,
+            log_bytes: None,
+            log_fill_percent: None,
+            components: None,
         };
         if let Some((store, record)) = made {
             let space = store.space();
             group.id = record.id.to_string();
-            group.log_bytes = space.log_bytes;
-            group.space = Space {
+            group.log_bytes = Some(space.log_bytes);
+            group.log_fill_percent = Some(0);
+            group.components = Some(0);
+            group.space = Some(Space {
                 capacity_bytes: space.capacity_bytes,
                 used_bytes: space.used_bytes,
                 free_bytes: space.free_bytes,
-            };
+            });
             let message = format!("disk group {} on {}", record.id, slot.paths().join(", "));
             running.node.add_group(store, record);
             running.node.note(Severity::Info, "group-created", None, message);
@@ -550,6 +659,7 @@ impl Engine {
             id: view.record.id.to_string(),
             size_bytes: view.record.size_bytes,
             used_bytes: view.used_bytes,
+            guest_bytes: view.guest_bytes,
             policy: view.policy.clone(),
             failures_to_tolerate: view.record.policy.failures_to_tolerate,
             state: cluster.state(view),
@@ -730,18 +840,19 @@ impl Engine {
         paused: Option<bool>,
         limit: Option<u64>,
         dry_run: bool,
-    ) -> Result<Resync, Problem> {
+    ) -> Result<Told<Resync>, Problem> {
         let running = self.running()?;
         let (was_paused, was_limit) = running.node.objects().resync_settings();
         let (paused, limit) = (paused.unwrap_or(was_paused), limit.unwrap_or(was_limit));
+        let mut silent = Vec::new();
         if !dry_run {
-            running.node.set_resync(paused, limit).await.map_err(problem)?;
+            silent = running.node.set_resync(paused, limit).await.map_err(problem)?;
         }
         let mut resync = self.view().await?.resync();
         // Hosts tell every two seconds; what was just set is known already.
         resync.paused = paused;
         resync.limit_bytes_per_second = limit;
-        Ok(resync)
+        Ok(Told { what: resync, missing: self.silent(&silent)? })
     }
 
     /// Scrubs; of this host exactly, of others as they last said.
@@ -764,13 +875,23 @@ impl Engine {
         Ok(all)
     }
 
-    /// Starts scrubs; rate 0 stops them. Of all, of one volume, or of one group of this host.
+    /// Hosts that did not answer, in the words of the interface.
+    fn silent(&self, hosts: &[HostId]) -> Result<Vec<Missing>, Problem> {
+        let known = self.running()?.node.hosts();
+        let missing = |&id: &HostId| Missing { host: host_name(&known, id), why: SILENT.into() };
+        let mut silent: Vec<Missing> = hosts.iter().map(missing).collect();
+        silent.sort();
+        Ok(silent)
+    }
+
+    /// Starts scrubs; rate 0 stops them. Of all, of one volume, or of one group of this host. Those
+    /// hosts that did not hear of it.
     pub async fn scrub(
         &self,
         group: Option<&str>,
         volume: Option<&str>,
         rate: Option<u64>,
-    ) -> Result<(), Problem> {
+    ) -> Result<Vec<Missing>, Problem> {
         let node = &self.running()?.node;
         let rate = rate.unwrap_or(SCRUB_RATE);
         let Some(group) = group else {
@@ -778,19 +899,20 @@ impl Engine {
                 Some(volume) => Some(self.name_of(volume).await?),
                 None => None,
             };
-            return node.scrub(volume.as_deref(), rate).await.map_err(problem);
+            let silent = node.scrub(volume.as_deref(), rate).await.map_err(problem)?;
+            return self.silent(&silent);
         };
         let stores = node.objects().members().stores();
         let store = stores.iter().find(|store| store.group().to_string() == group);
         store.ok_or_else(|| Problem::not_found("group", group))?.scrub(None, rate);
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// Whether there may be tasks that go on, or whose end has not been seen.
     pub fn may_have_tasks(&self) -> bool {
         let Ok(running) = self.running() else { return false };
         let busy = |status: &HostStatus| {
-            status.objects.iter().any(|object| object.resyncing)
+            status.objects.iter().any(|object| object.resyncing || !object.copies.is_empty())
                 || status.groups.iter().any(|group| group.scrub_running)
         };
         let statuses = running.node.hosts();
@@ -804,38 +926,51 @@ impl Engine {
         let running = self.running()?;
         let volumes = running.node.volumes().await.map_err(problem)?;
         let now = running.world.unix_ms();
-        let mut seen: Vec<Seen> = volumes.iter().filter_map(|v| resync_task(v, now)).collect();
-        for (record, _, status) in running.node.hosts() {
+        let hosts = running.node.hosts();
+        let silent: BTreeSet<String> = missing(&hosts).into_iter().map(|m| m.host).collect();
+        let mut seen: Vec<Seen> =
+            volumes.iter().filter_map(|v| resync_task(v, &hosts, now)).collect();
+        for (record, _, status) in hosts {
             let mine = record.id == self.host;
             let status = if mine { Some(running.node.status()) } else { status };
             let groups = status.into_iter().flat_map(|status| status.groups);
             seen.extend(groups.filter_map(|group| scrub_task(&group, &record.name)));
         }
         let mut book = self.tasks.borrow_mut();
-        book.enter(now, seen, |task| fate(task, &volumes));
+        book.enter(now, seen, &silent, |task| fate(task, &volumes));
         Ok(book.tasks())
     }
 
     /// Events with a higher id, of this host alone or of all that answer.
-    pub async fn events(&self, local: bool, since: u64) -> Result<Vec<Event>, Problem> {
+    pub async fn events(&self, scope: Scope, since: u64) -> Result<Told<Vec<Event>>, Problem> {
         let node = &self.running()?.node;
         let mut found: Vec<NodeEvent> = Vec::new();
-        if local {
+        let mut silent: BTreeSet<HostId> = BTreeSet::new();
+        if scope == Scope::Local {
             found = node.local_events(0, usize::MAX);
         } else {
-            let mut after: BTreeMap<HostId, u64> = BTreeMap::new();
+            let mut after: BTreeMap<HostId, Option<u64>> = BTreeMap::new();
             for _ in 0..EVENT_ROUNDS {
-                let more = node.events(&after).await;
-                if more.is_empty() {
-                    break;
-                }
+                let (more, without) = node.events(&after).await;
+                let mut counts: BTreeMap<HostId, (usize, u64)> = BTreeMap::new();
                 for event in &more {
-                    let newest = after.entry(event.host).or_default();
-                    *newest = event.number.max(*newest);
+                    let (count, newest) = counts.entry(event.host).or_default();
+                    (*count, *newest) = (*count + 1, event.number.max(*newest));
+                }
+                silent.extend(without);
+                // Only those that may have more are asked again.
+                after = node.hosts().iter().map(|(record, ..)| (record.id, None)).collect();
+                for (host, (count, newest)) in counts {
+                    after.insert(host, (count >= EVENTS_FULL).then_some(newest));
                 }
                 found.extend(more);
+                if after.values().all(Option::is_none) {
+                    break;
+                }
             }
         }
+        let silent: Vec<HostId> = silent.into_iter().collect();
+        let missing = self.silent(&silent)?;
         let hosts = node.hosts();
         // Without the directory, subjects are ids.
         let volumes = node.volumes().await.unwrap_or_default();
@@ -857,7 +992,7 @@ impl Engine {
                 .unwrap_or_default(),
             message: event.message,
         });
-        Ok(events.filter(|event| event.id > since).collect())
+        Ok(Told { what: events.filter(|event| event.id > since).collect(), missing })
     }
 
     /// Clients of this host.
@@ -867,6 +1002,7 @@ impl Engine {
         let sessions = wanted.map(|session| {
             let totals = session.totals();
             Session {
+                id: session.id,
                 volume: session.volume.clone(),
                 host: self.config.host_name.clone(),
                 protocol: "nbd".into(),
@@ -878,6 +1014,17 @@ impl Engine {
             }
         });
         sessions.collect()
+    }
+
+    /// Forgets the load of volumes that are gone, whoever has deleted them. What cannot be found
+    /// out in a second stays.
+    pub async fn forget_gone(&self) {
+        let Ok(running) = self.running() else { return };
+        let listed = tokio::time::timeout(LIST_WAIT, running.node.volumes()).await;
+        if let Ok(Ok(volumes)) = listed {
+            let names: BTreeSet<&str> = volumes.iter().map(|volume| &*volume.name).collect();
+            self.meter.keep(|name| names.contains(name));
+        }
     }
 
     /// Numbers for Prometheus, of this host.
@@ -967,6 +1114,31 @@ impl Engine {
             &own,
             left as f64,
         );
+        let refused: u64 = status.objects.iter().map(|object| object.no_space_answers).sum();
+        put(
+            "atoll_no_space_answers",
+            "Writes refused for want of space, of the volumes that this host owns, since it does.",
+            false,
+            &own,
+            refused as f64,
+        );
+        let without = status.objects.iter().filter(|object| object.no_space.is_some()).count();
+        put(
+            "atoll_no_space_volumes",
+            "Owned volumes whose new data finds no room at present.",
+            false,
+            &own,
+            without as f64,
+        );
+        let owned = running.node.objects().owned();
+        let promised = owned.iter().map(|object| promised(&object.record)).sum::<u64>();
+        put(
+            "atoll_promised_bytes",
+            "What the owned volumes may take on disks, all copies, if written in full.",
+            false,
+            &own,
+            promised as f64,
+        );
         let owned = status.objects.len() as f64;
         put("atoll_owned_volumes", "Volumes whose I/O this host orders.", false, &own, owned);
         let up = running.node.hosts().iter().filter(|(_, alive, _)| *alive).count();
@@ -1026,22 +1198,32 @@ fn resync_id(volume: &VolumeView) -> String {
 }
 
 /// The resync of a volume, if there is one.
-fn resync_task(volume: &VolumeView, now_ms: u64) -> Option<Seen> {
-    if !volume.record.members().any(|(_, member)| member.state.is_resyncing()) {
+fn resync_task(
+    volume: &VolumeView,
+    hosts: &[(HostRecord, bool, Option<HostStatus>)],
+    now_ms: u64,
+) -> Option<Seen> {
+    let copies = volume.owner.as_ref().map_or(&[][..], |owner| &owner.copies);
+    let behind = volume.record.members().any(|(_, member)| member.state.is_resyncing());
+    if !behind && copies.is_empty() {
         return None;
     }
-    let owner = volume.owner.as_ref().filter(|owner| owner.resyncing);
-    let (done, left) = owner.map_or((0, 0), |o| (o.resync_bytes_done, o.resync_bytes_left));
+    let done: u64 = copies.iter().map(|copy| copy.bytes_done).sum();
+    let left: u64 = copies.iter().map(|copy| copy.bytes_left).sum();
     let percent = (done * 100).checked_div(done + left).unwrap_or(0);
-    let since_ms = owner.map_or(0, |owner| (owner.resync_seconds * 1e3) as u64);
+    let seconds = copies.iter().map(|copy| copy.seconds).fold(0.0, f64::max);
+    let since_ms = (seconds * 1e3) as u64;
+    let left = iec(left);
     Some(Seen {
         id: resync_id(volume),
         kind: "resync",
         subject: volume.name.clone(),
+        host: volume.record.owner.map(|owner| host_name(hosts, owner.host)).unwrap_or_default(),
         percent: percent as u8,
-        message: match owner {
-            Some(_) => format!("{} left", atoll_format::units::iec(left)),
-            None => "waits".into(),
+        message: match (copies.is_empty(), copies.iter().any(|copy| copy.running)) {
+            (true, _) => "waits".into(),
+            (false, true) => format!("{left} left"),
+            (false, false) => format!("{left} left, waits for the next attempt"),
         },
         began_ms: now_ms.saturating_sub(since_ms),
         ended: None,
@@ -1063,6 +1245,7 @@ fn scrub_task(group: &GroupStatus, host: &str) -> Option<Seen> {
         id: format!("scrub-{}", group.id),
         kind: "scrub",
         subject: format!("{} on {host}", group.id),
+        host: host.to_owned(),
         percent: percent.min(100) as u8,
         message: format!("{what}{} bad blocks", group.scrub_bad),
         began_ms: group.scrub_began_ms,
@@ -1073,7 +1256,7 @@ fn scrub_task(group: &GroupStatus, host: &str) -> Option<Seen> {
 /// How a task has ended that is seen no more.
 fn fate(task: &Seen, volumes: &[VolumeView]) -> (TaskState, String) {
     if task.kind == "scrub" {
-        return (TaskState::Failed, "its host has restarted, or does not answer".into());
+        return (TaskState::Failed, "its host has restarted".into());
     }
     match volumes.iter().find(|volume| resync_id(volume) == task.id) {
         None => (TaskState::Failed, "the volume was deleted".into()),
@@ -1115,7 +1298,7 @@ mod tests {
     use atoll_format::record::{
         LegRecord, MemberRecord, MemberState, OwnerRecord, Policy, RECORD_VERSION,
     };
-    use atoll_node::ObjectStatus;
+    use atoll_node::{CopyStatus, ObjectStatus};
 
     fn resyncing_twice() -> VolumeView {
         let member = |n: u64, state| MemberRecord {
@@ -1145,7 +1328,8 @@ mod tests {
                 nonce: 0,
             },
             revision: 1,
-            used_bytes: 0,
+            used_bytes: None,
+            guest_bytes: None,
             open_on: Vec::new(),
             owner: Some(ObjectStatus {
                 id: ObjectId(7),
@@ -1156,6 +1340,18 @@ mod tests {
                 resync_component: Some(ComponentId(3)),
                 resync_bytes_copied: 5,
                 resync_seconds: 2.0,
+                copies: vec![CopyStatus {
+                    component: ComponentId(3),
+                    running: true,
+                    bytes_left: 30,
+                    bytes_done: 10,
+                    bytes_copied: 5,
+                    done_per_second: 5,
+                    copied_per_second: 2,
+                    seconds: 2.0,
+                }],
+                no_space: None,
+                no_space_answers: 0,
                 guest_ops: 0,
             }),
         }
@@ -1165,10 +1361,84 @@ mod tests {
     fn bytes_of_a_resync_are_shown_once_at_the_copy_that_is_written() {
         let view = View { hosts: Vec::new(), volumes: vec![resyncing_twice()] };
         let resync = view.resync();
-        let bytes: Vec<(u64, u64)> =
+        let bytes: Vec<(Option<u64>, u64)> =
             resync.items.iter().map(|item| (item.bytes_left, item.bytes_done)).collect();
-        assert_eq!(bytes, [(0, 0), (30, 5)]);
-        assert_eq!((resync.bytes_left, resync.bytes_per_second), (30, 5));
+        assert_eq!(bytes, [(None, 0), (Some(30), 5)], "the first waits, and is not counted yet");
+        assert_eq!((resync.bytes_left, resync.bytes_per_second), (30, 2));
+        assert_eq!(resync.seconds_left, Some(6), "what is left falls by 5 a second");
+    }
+
+    #[test]
+    fn each_group_counts_and_refused_writes_and_what_is_promised() {
+        use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
+        let group = |id: u64| GroupRecord {
+            id: GroupId(id),
+            shape: GroupShape::SingleTier,
+            healthy: true,
+            capacity_bytes: 1 << 30,
+            disks: vec![DiskRecord {
+                id: atoll_format::id::DiskId(id),
+                path: format!("/dev/d{id}"),
+                size_bytes: 1 << 30,
+            }],
+            failure: String::new(),
+        };
+        let record = HostRecord {
+            version: RECORD_VERSION,
+            id: HostId(1),
+            name: "h".into(),
+            fault_domain: "h".into(),
+            incarnation: Incarnation(1),
+            peers: Vec::new(),
+            api: String::new(),
+            groups: vec![group(1), group(2)],
+            release: String::new(),
+        };
+        let said = |id: u64, used: u64, free: u64| GroupStatus {
+            id: GroupId(id),
+            capacity_bytes: 1 << 30,
+            used_bytes: used << 20,
+            free_bytes: free << 20,
+            ..GroupStatus::default()
+        };
+        let mut status = HostStatus {
+            id: HostId(1),
+            groups: vec![said(1, 100, 900), said(2, 100, 900)],
+            objects: Vec::new(),
+            components: BTreeMap::new(),
+            open_volumes: BTreeMap::new(),
+            reaches: BTreeSet::new(),
+            resync_paused: false,
+            resync_limit: 0,
+            uptime_s: 1.0,
+        };
+        let mut volume = resyncing_twice();
+        for member in &mut volume.record.legs[0].members {
+            (member.host, member.state) = (HostId(1), MemberState::Active);
+        }
+        volume.owner.as_mut().expect("it has one").copies.clear();
+        let names = |status: Option<&HostStatus>, volume: &VolumeView| -> Vec<(String, Level)> {
+            let hosts = vec![(record.clone(), true, status.cloned())];
+            let checks = View { hosts, volumes: vec![volume.clone()] }.checks();
+            checks.into_iter().map(|check| (check.name, check.level)).collect()
+        };
+        let one = |name: &str, level| vec![(name.to_owned(), level)];
+        assert_eq!(names(Some(&status), &volume), []);
+        assert_eq!(names(None, &volume), one("host-unknown", Level::Warning));
+        // 50 % of the space in use, and one of two groups full.
+        status.groups[1] = said(2, 990, 10);
+        assert_eq!(names(Some(&status), &volume), one("group-nearly-full", Level::Critical));
+        status.groups[1] = said(2, 850, 150);
+        assert_eq!(names(Some(&status), &volume), one("group-nearly-full", Level::Warning));
+        // 3 GiB are promised, there are 2.
+        (status.groups[0], status.groups[1]) = (said(1, 650, 350), said(2, 650, 350));
+        assert_eq!(names(Some(&status), &volume), one("promised-more", Level::Warning));
+        (status.groups[0], status.groups[1]) = (said(1, 100, 900), said(2, 100, 900));
+        status.groups[0].log_fill = 0.99;
+        assert_eq!(names(Some(&status), &volume), one("log-full", Level::Warning));
+        status.groups[0].log_fill = 0.5;
+        volume.owner.as_mut().expect("it has one").no_space = Some((HostId(1), GroupId(2)));
+        assert_eq!(names(Some(&status), &volume), one("no-space", Level::Critical));
     }
 
     #[test]
@@ -1187,14 +1457,27 @@ mod tests {
     #[test]
     fn a_resync_that_is_seen_no_more_has_ended_as_the_record_says() {
         let mut volume = resyncing_twice();
-        let task = resync_task(&volume, 10_000).expect("it resyncs");
+        let task = resync_task(&volume, &[], 10_000).expect("it resyncs");
         assert_eq!((task.percent, task.began_ms), (25, 8_000));
         let state = |volumes: &[VolumeView]| fate(&task, volumes).0;
         assert_eq!(state(&[]), TaskState::Failed);
         volume.record.legs[0].members[1].state = MemberState::Active;
         let away = MemberState::Absent { since: Seq(1), at_ms: 0, lost: false };
         volume.record.legs[0].members[2].state = away;
-        assert_eq!(resync_task(&volume, 10_000), None);
+        // Between two attempts the copy is as far as it was, and so is the task.
+        let mut between = volume.clone();
+        let owner = between.owner.as_mut().expect("it has one");
+        (owner.resyncing, owner.copies[0].running) = (false, false);
+        let view = View { hosts: Vec::new(), volumes: vec![between.clone()] };
+        let resync = view.resync();
+        assert_eq!((resync.items.len(), resync.bytes_left), (1, 30));
+        let waits = resync_task(&between, &[], 10_000).expect("it goes on");
+        assert_eq!(
+            (waits.percent, waits.message.as_str()),
+            (25, "30 B left, waits for the next attempt")
+        );
+        volume.owner = None;
+        assert_eq!(resync_task(&volume, &[], 10_000), None);
         assert_eq!(state(std::slice::from_ref(&volume)), TaskState::Failed);
         volume.record.legs[0].members[2].state = MemberState::Active;
         assert_eq!(state(&[volume]), TaskState::Done);

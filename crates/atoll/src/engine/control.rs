@@ -3,17 +3,18 @@
 //! another host can do goes over the peers' connections (`far`).
 //!
 //! Invariants: a question to another host is asked with `scope=local` or names that host, so that
-//! it is never passed on twice; requests between hosts over REST only read; a host that does not answer in time is left out, and is shown as
-//! such by the health checks.
+//! it is never passed on twice; requests between hosts over REST only read; every answer that is
+//! collected from several hosts names those that it is without ([`Told`]), and is there within five
+//! seconds, whoever is silent.
 
 use super::Engine;
-use super::admin::View;
+use super::admin::{SILENT, View};
 use super::far::Far;
 use super::meter::add;
 use crate::bridge::Bridge;
-use crate::control::{Change, Control, Sample, Scope};
+use crate::control::{Change, Control, Sample, Scope, Told};
 use atoll_api::client::Call;
-use atoll_api::envelope::{List, Named};
+use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, HealthCheck, Host,
@@ -32,6 +33,7 @@ use tokio::task::JoinSet;
 const ASK_WAIT: Duration = Duration::from_secs(2);
 
 type Answer<T> = Result<T, Problem>;
+type Collected<T> = Result<Told<T>, Problem>;
 
 /// The engine, from any thread. Clones are the same.
 #[derive(Clone)]
@@ -58,90 +60,88 @@ impl EngineControl {
         self.bridge.call(|engine| async move { engine.hosts() }).await
     }
 
-    /// Asks every other host, all at once, for a list of what only it knows: the list, or why the
-    /// host does not tell.
-    async fn ask_each<T>(&self, path: &str) -> Answer<Vec<(Host, Answer<Vec<T>>)>>
+    /// Learns how every host is at this moment, if the cluster is meant; those that do not tell.
+    async fn look(&self, scope: Scope) -> Answer<Vec<Missing>> {
+        self.bridge.call(move |engine| async move { engine.look(scope).await }).await
+    }
+
+    /// Asks every other host, all at once, for what only it knows: what each tells, and those that
+    /// do not.
+    async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> Collected<Vec<(Host, T)>>
     where
-        T: DeserializeOwned + Named + Send + 'static,
+        F: Future<Output = Answer<T>> + Send + 'static,
+        T: Send + 'static,
     {
+        self.look(Scope::Cluster).await?;
         let mut asked = JoinSet::new();
-        let mut all = Vec::new();
+        let (mut told, mut missing) = (Vec::new(), Vec::new());
         for host in self.local_hosts().await?.into_iter().filter(|host| host.id != self.id) {
             match self.client_of(&host, ASK_WAIT) {
                 Some(client) if host.up => {
-                    let call = Call::get(format!("{PREFIX}{path}"));
-                    asked.spawn(async move {
-                        let said = client.list::<T>(call).await.map(|List { items, .. }| items);
-                        (host, said)
-                    });
+                    let answer = ask(client);
+                    asked.spawn(async move { (host, answer.await) });
                 }
-                _ => {
-                    let why = silence(&host);
-                    all.push((host, Err(why)));
-                }
+                _ => missing.push(Missing { why: silence(&host).into(), host: host.name }),
             }
         }
         while let Some(answer) = asked.join_next().await {
-            all.extend(answer);
+            match answer {
+                Ok((host, Ok(what))) => told.push((host, what)),
+                Ok((host, Err(problem))) => {
+                    missing.push(Missing { why: why(&host, problem), host: host.name });
+                }
+                // The runtime ends.
+                Err(_) => {}
+            }
         }
-        all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-        Ok(all)
+        told.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        missing.sort();
+        Ok(Told { what: told, missing })
     }
 
-    /// The same, of those alone that tell.
-    async fn ask_all<T>(&self, path: &str) -> Answer<Vec<(String, Vec<T>)>>
+    /// The same, for a list.
+    async fn list_each<T>(&self, path: &str) -> Collected<Vec<(Host, Vec<T>)>>
     where
         T: DeserializeOwned + Named + Send + 'static,
     {
-        let each = self.ask_each(path).await?.into_iter();
-        Ok(each.filter_map(|(host, said)| Some((host.name, said.ok()?))).collect())
+        let path = format!("{PREFIX}{path}");
+        self.ask_each(|client| {
+            let call = Call::get(path.clone());
+            async move { client.list::<T>(call).await.map(|list| list.items) }
+        })
+        .await
     }
 
-    /// Adds load and clients on every other host that answers.
-    async fn add_others(&self, volumes: &mut [Volume]) -> Answer<()> {
-        for (_, theirs) in self.ask_all::<Volume>("/volumes?scope=local").await? {
-            let theirs: BTreeMap<&str, &Volume> = theirs.iter().map(|v| (&*v.id, v)).collect();
-            for volume in &mut *volumes {
-                if let Some(there) = theirs.get(&*volume.id) {
-                    volume.io = add(volume.io, there.io);
-                    volume.sessions += there.sessions;
-                }
+    /// Load and clients of the volumes on every other host, by the volume's id.
+    async fn used_elsewhere(&self) -> Collected<BTreeMap<String, (Io, u32)>> {
+        let each = self.list_each::<Volume>("/volumes?scope=local").await?;
+        Ok(each.map(|hosts| {
+            let mut all: BTreeMap<String, (Io, u32)> = BTreeMap::new();
+            for volume in hosts.into_iter().flat_map(|(_, volumes)| volumes) {
+                let (io, sessions) = all.entry(volume.id).or_default();
+                (*io, *sessions) = (add(*io, volume.io), *sessions + volume.sessions);
             }
-        }
-        Ok(())
+            all
+        }))
     }
 
     /// A volume with load and clients of all hosts, not of this one alone.
-    async fn in_all(&self, volume: Volume) -> Answer<Volume> {
-        let mut volumes = [volume];
-        self.add_others(&mut volumes).await?;
-        let [volume] = volumes;
-        Ok(volume)
+    async fn in_all(&self, mut volume: Volume) -> Collected<Volume> {
+        let elsewhere = self.used_elsewhere().await?;
+        add_use(&mut volume, &elsewhere.what);
+        Ok(elsewhere.map(|_| volume))
     }
 
-    /// Load, clients and troubles of every other host that answers.
-    async fn others(&self) -> Answer<BTreeMap<String, Said>> {
-        let mut asked = JoinSet::new();
-        for host in self.local_hosts().await? {
-            if let Some(client) = self.client_of(&host, ASK_WAIT).filter(|_| host.up) {
-                asked.spawn(async move {
-                    let volumes = Call::get(format!("{PREFIX}/volumes?scope=local"));
-                    let health = Call::get(format!("{PREFIX}/health?scope=local"));
-                    let (volumes, health) =
-                        tokio::join!(client.list::<Volume>(volumes), client.item::<Health>(health));
-                    let volumes = volumes.map(|list| list.items).unwrap_or_default();
-                    let checks = health.map(|health| health.item.checks).unwrap_or_default();
-                    (host.name, Said { volumes, checks })
-                });
-            }
-        }
-        let mut all = BTreeMap::new();
-        while let Some(answer) = asked.join_next().await {
-            if let Ok((name, said)) = answer {
-                all.insert(name, said);
-            }
-        }
-        Ok(all)
+    /// Load and troubles of every other host.
+    async fn others(&self) -> Collected<Vec<Said>> {
+        let each = self.ask_each(|client| async move {
+            let volumes = Call::get(format!("{PREFIX}/volumes?scope=local"));
+            let health = Call::get(format!("{PREFIX}/health?scope=local"));
+            let (volumes, health) =
+                tokio::join!(client.list::<Volume>(volumes), client.item::<Health>(health));
+            Ok(Said { volumes: volumes?.items, checks: health?.item.checks })
+        });
+        Ok(each.await?.map(|hosts| hosts.into_iter().map(|(_, said)| said).collect()))
     }
 
     /// A client of another host; none if it is this one, or has no interface.
@@ -158,7 +158,11 @@ impl EngineControl {
         let hosts = self.local_hosts().await?;
         let found = hosts.into_iter().find(|h| h.name == host || h.id == host);
         let found = found.ok_or_else(|| Problem::not_found("host", host))?;
-        if found.up { Ok(Some(found)) } else { Err(silence(&found).hint("atoll host list")) }
+        if found.up {
+            return Ok(Some(found));
+        }
+        let detail = format!("host {} {}", found.name, silence(&found));
+        Err(Problem::new(Code::Unavailable, detail).hint("atoll host list"))
     }
 
     /// Has another host do something.
@@ -167,9 +171,9 @@ impl EngineControl {
         self.bridge.call(move |engine| async move { engine.at(id, &host.name, what).await }).await
     }
 
-    async fn everything(&self, scope: Scope) -> Answer<(Status, BTreeMap<String, Said>)> {
-        let said = match scope {
-            Scope::Local => BTreeMap::new(),
+    async fn everything(&self, scope: Scope) -> Collected<Status> {
+        let Told { what: said, missing } = match scope {
+            Scope::Local => Told::whole(Vec::new()),
             Scope::Cluster => self.others().await?,
         };
         let mut status = self
@@ -184,30 +188,64 @@ impl EngineControl {
                 Ok(summary(cluster, &view, engine.local_io(), checks))
             })
             .await?;
-        for said in said.values() {
+        for said in said {
             status.io = said.volumes.iter().map(|volume| volume.io).fold(status.io, add);
-            status.health.checks.extend(said.checks.iter().cloned());
+            status.health.checks.extend(said.checks);
         }
-        status.health.checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
-        status.health.level =
-            status.health.checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
-        Ok((status, said))
+        let checks = &mut status.health.checks;
+        let known = |host: &str| {
+            let about = format!("host {host} ");
+            checks.iter().any(|c| c.name.starts_with("host-") && c.message.starts_with(&about))
+        };
+        // Alive, and yet not asked: what it alone knows may be anything.
+        let untold: Vec<HealthCheck> =
+            missing.iter().filter(|m| !known(&m.host)).map(untold_check).collect();
+        checks.extend(untold);
+        checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
+        status.health.level = checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
+        Ok(Told { what: status, missing })
     }
 }
 
-/// Why a host cannot be asked.
-fn silence(host: &Host) -> Problem {
-    let why = if host.up { "has no network.api to be asked at" } else { "does not answer" };
-    Problem::new(Code::Unavailable, format!("host {} {why}", host.name))
+/// Why a host is not asked.
+fn silence(host: &Host) -> &'static str {
+    if host.up { "has no network.api to be asked at" } else { SILENT }
 }
 
-/// What is said of a host that told no profile.
-fn untold(host: Host, why: Problem) -> Profile {
-    let detail = match why.code {
-        Code::NoRoute => format!("its release {} has no profiles", host.release),
-        _ => why.detail,
-    };
-    Profile { host: host.name, detail, ..Profile::default() }
+/// Why a host that was asked does not tell.
+fn why(host: &Host, problem: Problem) -> String {
+    match problem.code {
+        Code::NoRoute => format!("its release {} does not know of it", host.release),
+        Code::TimedOut => SILENT.into(),
+        _ => problem.detail,
+    }
+}
+
+/// A host that seems to be up and does not tell what it knows.
+fn untold_check(missing: &Missing) -> HealthCheck {
+    HealthCheck {
+        name: "host-untold".into(),
+        level: Level::Warning,
+        message: format!(
+            "host {} {}: its disks and clients are not known",
+            missing.host, missing.why
+        ),
+        remedy: "atoll host list".into(),
+    }
+}
+
+/// Adds what is done with a volume on other hosts.
+fn add_use(volume: &mut Volume, elsewhere: &BTreeMap<String, (Io, u32)>) {
+    if let Some((io, sessions)) = elsewhere.get(&volume.id) {
+        volume.io = add(volume.io, *io);
+        volume.sessions += sessions;
+    }
+}
+
+/// A profile of a host that told none.
+fn untold(missing: &Missing) -> Profile {
+    let detail = format!("host {} {}", missing.host, missing.why);
+    Profile { host: missing.host.clone(), detail, ..Profile::default() }
 }
 
 fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> Status {
@@ -220,6 +258,7 @@ fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> S
         cluster,
         health: Health { level: Level::Ok, checks },
         space: view.space(),
+        promised_bytes: view.promised_bytes(),
         io,
         hosts_up: view.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
         hosts: view.hosts.len() as u32,
@@ -227,6 +266,7 @@ fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> S
         volumes_degraded: count(&[VolumeState::Degraded, VolumeState::Resyncing]),
         volumes_inaccessible: count(&[VolumeState::Inaccessible]),
         resync_bytes_left: resync.bytes_left,
+        resync_copies: resync.items.len() as u32,
         resync_seconds_left: resync.seconds_left,
         checksum_errors: view.checksum_errors(),
     }
@@ -240,7 +280,8 @@ impl Control for EngineControl {
     async fn ready(&self) -> Result<(), String> {
         let ready = self.bridge.call(|engine| async move {
             let running = engine.running()?;
-            if running.node.is_published() {
+            let listed = running.node.hosts().iter().any(|(record, ..)| record.id == engine.host);
+            if running.node.is_published() && listed {
                 return Ok(());
             }
             Err(Problem::new(Code::Unavailable, "this host is not known to the cluster yet"))
@@ -249,38 +290,52 @@ impl Control for EngineControl {
     }
 
     async fn metrics(&self) -> Answer<Vec<Sample>> {
-        self.bridge.call(|engine| async move { Ok(engine.metrics()) }).await
+        let samples = |engine: std::rc::Rc<Engine>| async move {
+            engine.forget_gone().await;
+            Ok(engine.metrics())
+        };
+        self.bridge.call(samples).await
     }
 
-    async fn status(&self, scope: Scope) -> Answer<Status> {
-        self.everything(scope).await.map(|(status, _)| status)
+    async fn status(&self, scope: Scope) -> Collected<Status> {
+        self.everything(scope).await
     }
 
     async fn cluster(&self) -> Answer<Cluster> {
         self.bridge.call(|engine| async move { engine.cluster() }).await
     }
 
-    async fn health(&self, scope: Scope) -> Answer<Health> {
-        self.everything(scope).await.map(|(status, _)| status.health)
+    async fn health(&self, scope: Scope) -> Collected<Health> {
+        Ok(self.everything(scope).await?.map(|status| status.health))
     }
 
-    async fn hosts(&self, scope: Scope) -> Answer<Vec<Host>> {
+    async fn hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
+        if scope == Scope::Local {
+            return self.local_hosts().await.map(Told::whole);
+        }
+        let each = self.list_each::<Volume>("/volumes?scope=local").await?;
         let mut hosts = self.local_hosts().await?;
-        if scope == Scope::Cluster {
-            for (name, volumes) in self.ask_all::<Volume>("/volumes?scope=local").await? {
-                if let Some(host) = hosts.iter_mut().find(|host| host.name == name) {
-                    host.io = volumes.iter().map(|volume| volume.io).fold(Io::default(), add);
+        Ok(each.map(|each| {
+            for (there, volumes) in each {
+                if let Some(host) = hosts.iter_mut().find(|host| host.id == there.id) {
+                    let io = volumes.iter().map(|volume| volume.io);
+                    host.io = Some(io.fold(Io::default(), add));
                 }
             }
-        }
-        Ok(hosts)
+            hosts
+        }))
     }
 
     async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
         match self.other(host).await? {
             None => self.bridge.call(|engine| async move { engine.disks().await }).await,
             Some(host) => {
-                let client = self.client_of(&host, ASK_WAIT).ok_or_else(|| silence(&host))?;
+                // One that is paused must not hold up who lists the disks of all.
+                let silent = || {
+                    let detail = format!("host {} {}", host.name, silence(&host));
+                    Problem::new(Code::Unavailable, detail)
+                };
+                let client = self.client_of(&host, ASK_WAIT).ok_or_else(silent)?;
                 let path = format!("{PREFIX}/hosts/{}/disks", escape(&host.name));
                 Ok(client.list::<Disk>(Call::get(path)).await?.items)
             }
@@ -304,8 +359,10 @@ impl Control for EngineControl {
         }
     }
 
-    async fn groups(&self, _scope: Scope) -> Answer<Vec<Group>> {
-        self.bridge.call(|engine| async move { engine.groups() }).await
+    async fn groups(&self, scope: Scope) -> Collected<Vec<Group>> {
+        let missing = self.look(scope).await?;
+        let what = self.bridge.call(|engine| async move { engine.groups() }).await?;
+        Ok(Told { what, missing })
     }
 
     async fn group_create(&self, mut request: GroupCreate, change: Change) -> Answer<Group> {
@@ -352,15 +409,17 @@ impl Control for EngineControl {
             .await
     }
 
-    async fn volumes(&self, scope: Scope) -> Answer<Vec<Volume>> {
+    async fn volumes(&self, scope: Scope) -> Collected<Vec<Volume>> {
+        let elsewhere = match scope {
+            Scope::Local => Told::whole(BTreeMap::new()),
+            Scope::Cluster => self.used_elsewhere().await?,
+        };
         let mut volumes = self.bridge.call(|engine| async move { engine.volumes().await }).await?;
-        if scope == Scope::Cluster {
-            self.add_others(&mut volumes).await?;
-        }
-        Ok(volumes)
+        volumes.iter_mut().for_each(|volume| add_use(volume, &elsewhere.what));
+        Ok(elsewhere.map(|_| volumes))
     }
 
-    async fn volume(&self, name: &str) -> Answer<Volume> {
+    async fn volume(&self, name: &str) -> Collected<Volume> {
         let name = name.to_owned();
         let volume = self.bridge.call(move |engine| async move { engine.volume(&name).await });
         self.in_all(volume.await?).await
@@ -373,7 +432,12 @@ impl Control for EngineControl {
             .await
     }
 
-    async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
+    async fn volume_patch(
+        &self,
+        name: &str,
+        patch: VolumePatch,
+        change: Change,
+    ) -> Collected<Volume> {
         let name = name.to_owned();
         let Change { dry_run, if_revision, .. } = change;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
@@ -416,11 +480,13 @@ impl Control for EngineControl {
         self.bridge.call(move |engine| async move { engine.placement(&name).await }).await
     }
 
-    async fn resync(&self, _scope: Scope) -> Answer<Resync> {
-        self.bridge.call(|engine| async move { Ok(engine.view().await?.resync()) }).await
+    async fn resync(&self, scope: Scope) -> Collected<Resync> {
+        let missing = self.look(scope).await?;
+        let resync = |engine: std::rc::Rc<Engine>| async move { Ok(engine.view().await?.resync()) };
+        Ok(Told { what: self.bridge.call(resync).await?, missing })
     }
 
-    async fn resync_patch(&self, patch: ResyncPatch, change: Change) -> Answer<Resync> {
+    async fn resync_patch(&self, patch: ResyncPatch, change: Change) -> Collected<Resync> {
         let ResyncPatch { paused, limit_bytes_per_second } = patch;
         let dry_run = change.dry_run;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
@@ -429,20 +495,17 @@ impl Control for EngineControl {
         self.bridge.call(patch).await
     }
 
-    async fn scrubs(&self, scope: Scope) -> Answer<Vec<Scrub>> {
+    async fn scrubs(&self, scope: Scope) -> Collected<Vec<Scrub>> {
+        let each = match scope {
+            Scope::Local => Told::whole(Vec::new()),
+            Scope::Cluster => self.list_each::<Scrub>("/scrubs?scope=local").await?,
+        };
         let mut scrubs = self.bridge.call(|engine| async move { engine.scrubs() }).await?;
-        let own = self.name.clone();
-        match scope {
-            Scope::Local => scrubs.retain(|scrub| scrub.host == own),
-            Scope::Cluster => {
-                // Exact, where the host answers; else what it last said.
-                for (host, theirs) in self.ask_all::<Scrub>("/scrubs?scope=local").await? {
-                    scrubs.retain(|scrub| scrub.host != host);
-                    scrubs.extend(theirs);
-                }
-            }
-        }
-        Ok(scrubs)
+        scrubs.retain(|scrub| scrub.host == self.name);
+        Ok(each.map(|each| {
+            scrubs.extend(each.into_iter().flat_map(|(_, theirs)| theirs));
+            scrubs
+        }))
     }
 
     async fn scrub_start(
@@ -450,63 +513,71 @@ impl Control for EngineControl {
         request: ScrubStart,
         scope: Scope,
         change: Change,
-    ) -> Answer<Vec<Scrub>> {
+    ) -> Collected<Vec<Scrub>> {
         if request.bytes_per_second == Some(0) {
             return Err(Problem::new(Code::BadValue, "bytes_per_second must not be 0")
                 .hint("DELETE /api/v1/scrubs stops scrubs")
                 .field("bytes_per_second"));
         }
+        let mut deaf = Vec::new();
         if !change.dry_run {
             let rate = request.bytes_per_second;
-            self.scrub(request.group, request.volume, rate, scope).await?;
+            deaf = self.scrub(request.group, request.volume, rate, scope).await?;
         }
-        self.scrubs(scope).await
+        Ok(self.scrubs(scope).await?.and(deaf))
     }
 
-    async fn scrub_stop(&self, group: Option<&str>, scope: Scope, change: Change) -> Answer<()> {
-        if change.dry_run {
-            return Ok(());
+    async fn scrub_stop(
+        &self,
+        group: Option<&str>,
+        scope: Scope,
+        change: Change,
+    ) -> Collected<Vec<Scrub>> {
+        let mut deaf = Vec::new();
+        if !change.dry_run {
+            deaf = self.scrub(group.map(str::to_owned), None, Some(0), scope).await?;
         }
-        self.scrub(group.map(str::to_owned), None, Some(0), scope).await
+        Ok(self.scrubs(scope).await?.and(deaf))
     }
 
-    async fn tasks(&self, _scope: Scope) -> Answer<Vec<Task>> {
-        self.bridge.call(|engine| async move { engine.tasks().await }).await
+    async fn tasks(&self, scope: Scope) -> Collected<Vec<Task>> {
+        let missing = self.look(scope).await?;
+        let what = self.bridge.call(|engine| async move { engine.tasks().await }).await?;
+        Ok(Told { what, missing })
     }
 
-    async fn events(&self, scope: Scope, since: u64) -> Answer<Vec<Event>> {
-        let local = scope == Scope::Local;
-        self.bridge.call(move |engine| async move { engine.events(local, since).await }).await
+    async fn events(&self, scope: Scope, since: u64) -> Collected<Vec<Event>> {
+        self.bridge.call(move |engine| async move { engine.events(scope, since).await }).await
     }
 
-    async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Answer<Vec<Session>> {
+    async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
         let wanted = volume.map(str::to_owned);
         let mine = move |engine: std::rc::Rc<Engine>| async move {
             Ok(engine.sessions(wanted.as_deref()))
         };
         let mut sessions = self.bridge.call(mine).await?;
+        let mut missing = Vec::new();
         if scope == Scope::Cluster {
             let filter = volume.map(|volume| format!("&volume={}", escape(volume)));
             let path = format!("/sessions?scope=local{}", filter.unwrap_or_default());
-            for (_, theirs) in self.ask_all::<Session>(&path).await? {
-                sessions.extend(theirs);
-            }
+            let each = self.list_each::<Session>(&path).await?;
+            sessions.extend(each.what.into_iter().flat_map(|(_, theirs)| theirs));
+            missing = each.missing;
         }
-        Ok(sessions)
+        Ok(Told { what: sessions, missing })
     }
 
-    async fn profiles(&self, scope: Scope) -> Answer<Vec<Profile>> {
+    async fn profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
         let own = self.bridge.call(|engine| async move { engine.profile() }).await?;
         let mut profiles = vec![own];
+        let mut missing = Vec::new();
         if scope == Scope::Cluster {
-            for (host, said) in self.ask_each::<Profile>("/profiles?scope=local").await? {
-                match said {
-                    Ok(theirs) => profiles.extend(theirs),
-                    Err(why) => profiles.push(untold(host, why)),
-                }
-            }
+            let each = self.list_each::<Profile>("/profiles?scope=local").await?;
+            profiles.extend(each.what.into_iter().flat_map(|(_, theirs)| theirs));
+            profiles.extend(each.missing.iter().map(untold));
+            missing = each.missing;
         }
-        Ok(profiles)
+        Ok(Told { what: profiles, missing })
     }
 }
 
@@ -518,13 +589,14 @@ impl EngineControl {
         volume: Option<String>,
         rate: Option<u64>,
         scope: Scope,
-    ) -> Answer<()> {
+    ) -> Answer<Vec<Missing>> {
         if let (Some(id), Scope::Cluster) = (&group, scope) {
-            let groups = self.groups(Scope::Cluster).await?;
+            let groups = self.groups(Scope::Cluster).await?.what;
             let found = groups.iter().find(|group| group.id == *id);
             let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
             if let Some(host) = self.other(host).await? {
-                return self.at(host, Far::Scrub { group: id.clone(), rate }).await;
+                self.at::<()>(host, Far::Scrub { group: id.clone(), rate }).await?;
+                return Ok(Vec::new());
             }
         }
         let scrub = move |engine: std::rc::Rc<Engine>| async move {
@@ -539,7 +611,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_that_tells_no_profile_is_named_with_the_reason() {
+    fn a_host_that_does_not_tell_is_named_with_the_reason() {
         let host = |up| Host {
             id: "1".into(),
             name: "h".into(),
@@ -549,18 +621,21 @@ mod tests {
             peers: Vec::new(),
             release: "0.0.9".into(),
             groups: 0,
-            owned_volumes: 0,
-            space: atoll_api::types::Space::default(),
-            io: Io::default(),
+            owned_volumes: None,
+            space: None,
+            io: None,
         };
         let older = Problem::new(Code::NoRoute, "there is no route '/api/v1/profiles'");
-        for (up, why, says) in [
-            (true, older, "its release 0.0.9 has no profiles"),
-            (true, silence(&host(true)), "host h has no network.api to be asked at"),
-            (false, silence(&host(false)), "host h does not answer"),
+        let late = Problem::new(Code::TimedOut, "no answer from http://127.0.0.2:1 within 2 s");
+        for (why, says) in [
+            (why(&host(true), older), "its release 0.0.9 does not know of it"),
+            (why(&host(true), late), "does not answer"),
+            (silence(&host(true)).into(), "has no network.api to be asked at"),
+            (silence(&host(false)).into(), "does not answer"),
         ] {
-            let profile = untold(host(up), why);
-            assert_eq!((profile.host.as_str(), profile.detail.as_str()), ("h", says));
+            assert_eq!(why, says);
+            let profile = untold(&Missing { host: "h".into(), why });
+            assert_eq!((profile.host, profile.detail), ("h".into(), format!("host h {says}")));
             assert!(profile.stages.is_empty());
         }
     }

@@ -8,7 +8,7 @@ use atoll_world::volume::{
 };
 use atoll_world::{Buf, Nanos, Stage, World, buf::total_len};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 tokio::task_local! {
@@ -37,6 +37,8 @@ pub struct Totals {
 
 /// One client of one volume.
 pub struct SessionInfo {
+    /// Counts the clients since the start of the process.
+    pub id: u64,
     /// Which volume.
     pub volume: String,
     /// Who.
@@ -123,6 +125,13 @@ impl Meter {
         self.0.sessions.borrow().values().cloned().collect()
     }
 
+    /// Keeps what is known of the `wanted` volumes, and of those in use; the others are gone.
+    pub fn keep(&self, wanted: impl Fn(&str) -> bool) {
+        let sessions = self.0.sessions.borrow();
+        let open: BTreeSet<&str> = sessions.values().map(|session| &*session.volume).collect();
+        self.0.volumes.borrow_mut().retain(|name, _| wanted(name) || open.contains(&**name));
+    }
+
     /// A volume is gone: nothing of it is shown any more.
     pub fn forget(&self, volume: &str) {
         self.0.volumes.borrow_mut().remove(volume);
@@ -168,6 +177,7 @@ impl<W: World, V: Volumes> Volumes for MeteredVolumes<W, V> {
         self.meter.0.next_session.set(id + 1);
         let peer = PEER.try_with(Rc::clone).unwrap_or_else(|_| "unknown".into());
         let session = Rc::new(SessionInfo {
+            id,
             volume: name.to_owned(),
             peer,
             since_ms: self.world.unix_ms(),

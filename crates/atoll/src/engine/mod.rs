@@ -274,7 +274,9 @@ impl Engine {
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }
-        // Ends with the shard.
+        // What was noted so far is in the log already. Ends with the shard.
+        let noted = node.local_events(0, usize::MAX).last().map_or(0, |event| event.number);
+        tokio::task::spawn_local(log_events(node.clone(), noted));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         node.set_manager(self.manager());
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
@@ -378,6 +380,24 @@ fn lives_twice(other: &OtherLife, how: &str, data: &Path) -> Problem {
         "stop one of the two for good; to make another host of a copy, remove {data}/host-id \
              and wipe its disks (docs/operations.md, 'Copies of a host')"
     ))
+}
+
+/// Writes every event of this host after that number into its own log, at its level.
+async fn log_events(node: HostNode, mut after: u64) {
+    loop {
+        let event = node.next_event();
+        for event in node.local_events(after, usize::MAX) {
+            after = event.number;
+            let object = event.object.map(|id| id.to_string()).unwrap_or_default();
+            let (kind, message) = (&event.kind, &event.message);
+            match event.severity {
+                Severity::Info => tracing::info!(kind, object, "{message}"),
+                Severity::Warning => tracing::warn!(kind, object, "{message}"),
+                Severity::Error => tracing::error!(kind, object, "{message}"),
+            }
+        }
+        event.await;
+    }
 }
 
 async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {

@@ -9,7 +9,7 @@
 
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{Task, TaskState};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Tasks kept after their end: a page of a list.
 const ENDED_MAX: usize = 256;
@@ -20,6 +20,8 @@ pub struct Seen {
     pub id: String,
     pub kind: &'static str,
     pub subject: String,
+    /// The host that knows how far it is; empty if that is nobody now.
+    pub host: String,
     pub percent: u8,
     pub message: String,
     /// Milliseconds since 1970, as all times here.
@@ -38,15 +40,18 @@ impl Book {
         self.0.values().any(|task| task.ended.is_none())
     }
 
-    /// Enters what is seen at `now_ms`. `fate` says how a task that is seen no more has ended.
+    /// Enters what is seen at `now_ms`. `fate` says how a task that is seen no more has ended; of
+    /// one whose host is among the `silent` nothing is known, and it stays as it was.
     pub fn enter(
         &mut self,
         now_ms: u64,
         seen: Vec<Seen>,
+        silent: &BTreeSet<String>,
         fate: impl Fn(&Seen) -> (TaskState, String),
     ) {
         let known = |id: &str| seen.iter().any(|task| task.id == id);
-        let gone = self.0.values_mut().filter(|task| task.ended.is_none() && !known(&task.id));
+        let runs = self.0.values_mut().filter(|task| task.ended.is_none());
+        let gone = runs.filter(|task| !known(&task.id) && !silent.contains(&task.host));
         for task in gone {
             let (state, message) = fate(task);
             (task.ended, task.message) = (Some((now_ms, state)), message);
@@ -55,6 +60,8 @@ impl Book {
             // What a host tells of the beginning is an estimate: the first one stays.
             if let Some(before) = self.0.get(&task.id).filter(|before| before.ended.is_none()) {
                 task.began_ms = before.began_ms;
+                // An attempt that failed, or a new owner, begins to count anew.
+                task.percent = task.percent.max(before.percent);
             }
             self.0.insert(task.id.clone(), task);
         }
@@ -99,6 +106,7 @@ mod tests {
             id: id.into(),
             kind: "resync",
             subject,
+            host: "h".into(),
             percent: 100,
             message,
             began_ms,
@@ -110,14 +118,17 @@ mod tests {
     fn a_task_that_has_ended_is_kept_with_both_times() {
         let mut book = Book::default();
         let fate = |_: &Seen| (TaskState::Done, "all copies are up to date".to_owned());
-        book.enter(5_000, vec![seen("a", 1_000)], fate);
-        book.enter(6_000, vec![seen("a", 1_200)], fate);
+        let none = &BTreeSet::new();
+        book.enter(5_000, vec![seen("a", 1_000)], none, fate);
+        book.enter(6_000, vec![Seen { percent: 5, ..seen("a", 1_200) }], none, fate);
+        // Its host does not answer: it may go on.
+        book.enter(6_500, vec![], &BTreeSet::from(["h".to_owned()]), fate);
         assert!(book.is_busy());
         let running = &book.tasks()[0];
         assert_eq!((running.state, running.percent), (TaskState::Running, 99));
         assert_eq!((&*running.started_at, &running.ended_at), (&*rfc3339(1_000), &None));
         for now in [7_000, 8_000] {
-            book.enter(now, vec![], fate);
+            book.enter(now, vec![], none, fate);
             let done = &book.tasks()[0];
             assert_eq!((done.state, done.percent), (TaskState::Done, 100));
             assert_eq!(
@@ -127,7 +138,7 @@ mod tests {
             assert_eq!(done.message, "all copies are up to date");
         }
         assert!(!book.is_busy());
-        book.enter(9_000, vec![seen("a", 8_500)], fate);
+        book.enter(9_000, vec![seen("a", 8_500)], none, fate);
         assert_eq!(book.tasks()[0].started_at, rfc3339(8_500), "it began again");
     }
 
@@ -136,7 +147,8 @@ mod tests {
         let mut book = Book::default();
         let fate = |_: &Seen| (TaskState::Failed, "gone".to_owned());
         for i in 0..1_000u64 {
-            book.enter(i, vec![seen("runs", 0), seen(&format!("t{i}"), i)], fate);
+            let seen = vec![seen("runs", 0), seen(&format!("t{i}"), i)];
+            book.enter(i, seen, &BTreeSet::new(), fate);
         }
         let tasks = book.tasks();
         // One more runs beside the first: the newest.

@@ -27,7 +27,7 @@ pub struct Keys(Entries);
 /// What a keyed request is.
 pub enum Begin {
     /// A repetition: this was the answer.
-    Known(Volume),
+    Known(Box<Volume>),
     /// The first of its key.
     New(Slot),
 }
@@ -59,7 +59,7 @@ impl Keys {
                 .hint("use a new key for a new request"));
             }
             return match &entry.answer {
-                Some(volume) => Ok(Begin::Known(volume.clone())),
+                Some(volume) => Ok(Begin::Known(Box::new(volume.clone()))),
                 None => Err(Problem::new(
                     Code::Conflict,
                     "the first request with this Idempotency-Key is still running",

@@ -8,15 +8,16 @@
 //! Absent here: authentication and encryption (a Unix socket's permissions protect it; `door` has
 //! what may be asked over TCP), and every decision about volumes.
 
+mod cursor;
 pub mod door;
 mod guard;
 mod idempotency;
 pub mod listen;
 mod request;
 
-use crate::control::{Control, Scope};
+use crate::control::{Control, Scope, Told};
 use crate::metrics;
-use atoll_api::envelope::{Item, List, Named};
+use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
 use atoll_api::routes::{Op, ROUTES};
 use atoll_api::types::{
@@ -126,18 +127,18 @@ impl<C: Control> Rest<C> {
         let control = &self.control;
         let (scope, change) = (asked.scope, asked.change);
         match op {
-            Op::StatusShow => self.item(control.status(scope).await?),
+            Op::StatusShow => self.told(control.status(scope).await?),
             Op::ClusterShow => self.item(control.cluster().await?),
-            Op::HealthShow => self.item(control.health(scope).await?),
+            Op::HealthShow => self.told(control.health(scope).await?),
             Op::HostList => self.list(asked, control.hosts(scope).await?, |h| h.name.clone()),
             Op::HostShow => {
                 let host = asked.param(0);
                 let all = control.hosts(Scope::Cluster).await?;
-                let found = all.into_iter().find(|h| h.name == host || h.id == host);
-                self.item(found.ok_or_else(|| Problem::not_found("host", host))?)
+                self.one(all, "host", host, |h| h.name == host || h.id == host)
             }
             Op::DiskList => {
-                self.list(asked, control.disks(asked.param(0)).await?, |d| d.path.clone())
+                let disks = control.disks(asked.param(0)).await?;
+                self.list(asked, Told::whole(disks), |disk| disk.path.clone())
             }
             Op::DiskWipe => {
                 let request = asked.body()?;
@@ -148,9 +149,7 @@ impl<C: Control> Rest<C> {
             }
             Op::GroupShow => {
                 let group = asked.param(0);
-                let all = control.groups(Scope::Cluster).await?;
-                let found = all.into_iter().find(|g| g.id == group);
-                self.item(found.ok_or_else(|| Problem::not_found("group", group))?)
+                self.one(control.groups(Scope::Cluster).await?, "group", group, |g| g.id == group)
             }
             Op::GroupCreate => {
                 let request: GroupCreate = asked.body()?;
@@ -161,7 +160,8 @@ impl<C: Control> Rest<C> {
                 self.item(control.group_create(request, change).await?)
             }
             Op::PolicyList => {
-                self.list(asked, control.policies().await?, |policy| policy.name.clone())
+                let policies = control.policies().await?;
+                self.list(asked, Told::whole(policies), |policy| policy.name.clone())
             }
             Op::PolicyShow => {
                 let wanted = asked.param(0);
@@ -184,7 +184,7 @@ impl<C: Control> Rest<C> {
             Op::VolumeList => {
                 self.list(asked, control.volumes(scope).await?, |volume| volume.name.clone())
             }
-            Op::VolumeShow => self.volume(control.volume(asked.param(0)).await?),
+            Op::VolumeShow => self.told_volume(control.volume(asked.param(0)).await?),
             Op::VolumeCreate => self.volume_create(asked).await,
             Op::VolumePatch => {
                 let patch: VolumePatch = asked.body()?;
@@ -214,10 +214,10 @@ impl<C: Control> Rest<C> {
                 control.volume_unlock(asked.param(0), token, change).await.map(|()| nothing())
             }
             Op::VolumePlacement => self.item(control.placement(asked.param(0)).await?),
-            Op::ResyncShow => self.item(control.resync(scope).await?),
+            Op::ResyncShow => self.told(control.resync(scope).await?),
             Op::ResyncPatch => {
                 let patch: ResyncPatch = asked.body()?;
-                self.item(control.resync_patch(patch, change).await?)
+                self.told(control.resync_patch(patch, change).await?)
             }
             Op::ScrubList => self.list(asked, control.scrubs(scope).await?, |s| s.group.clone()),
             Op::ScrubStart => {
@@ -226,15 +226,13 @@ impl<C: Control> Rest<C> {
                 self.list(asked, started, |scrub| scrub.group.clone())
             }
             Op::ScrubStop => {
-                let group = asked.query("group");
-                control.scrub_stop(group, scope, change).await.map(|()| nothing())
+                let stopped = control.scrub_stop(asked.query("group"), scope, change).await?;
+                self.list(asked, stopped, |scrub| scrub.group.clone())
             }
             Op::TaskList => self.list(asked, control.tasks(scope).await?, |t| t.id.clone()),
             Op::TaskShow => {
                 let wanted = asked.param(0);
-                let all = control.tasks(Scope::Cluster).await?;
-                let found = all.into_iter().find(|task| task.id == wanted);
-                self.item(found.ok_or_else(|| Problem::not_found("task", wanted))?)
+                self.one(control.tasks(Scope::Cluster).await?, "task", wanted, |t| t.id == wanted)
             }
             Op::EventList if asked.flag("follow")? => self.follow(scope, asked.number("since")?),
             Op::EventList => {
@@ -245,7 +243,7 @@ impl<C: Control> Rest<C> {
             Op::SessionList => {
                 let sessions = control.sessions(scope, asked.query("volume")).await?;
                 self.list(asked, sessions, |s| {
-                    format!("{} {} {} {}", s.volume, s.host, s.peer, s.since)
+                    format!("{} {} {} {:020}", s.volume, s.host, s.peer, s.id)
                 })
             }
             Op::ProfileList => self.list(asked, control.profiles(scope).await?, |p| p.host.clone()),
@@ -263,7 +261,7 @@ impl<C: Control> Rest<C> {
             return self.volume(self.control.volume_create(request, asked.change).await?);
         };
         match self.keys.begin(key, &asked.bytes)? {
-            Begin::Known(volume) => self.volume(volume),
+            Begin::Known(volume) => self.volume(*volume),
             Begin::New(slot) => {
                 let (control, change) = (self.control.clone(), asked.change);
                 // To its end, whoever listens: a client that has given up comes back with its key.
@@ -291,16 +289,46 @@ impl<C: Control> Rest<C> {
                     .field("size_bytes"));
             }
         }
-        self.volume(self.control.volume_patch(asked.param(0), patch, asked.change).await?)
+        self.told_volume(self.control.volume_patch(asked.param(0), patch, asked.change).await?)
     }
 
     fn item<T: Named + serde::Serialize>(&self, item: T) -> Result<Response<Body>, Problem> {
         json(&Item::new(item, self.control.unix_ms()))
     }
 
+    /// One thing that was collected.
+    fn told<T: Named + serde::Serialize>(&self, told: Told<T>) -> Result<Response<Body>, Problem> {
+        json(&Item::new(told.what, self.control.unix_ms()).without(told.missing))
+    }
+
+    /// One thing of all that were collected.
+    fn one<T: Named + serde::Serialize>(
+        &self,
+        all: Told<Vec<T>>,
+        what: &'static str,
+        name: &str,
+        is_it: impl Fn(&T) -> bool,
+    ) -> Result<Response<Body>, Problem> {
+        let Told { what: all, missing } = all;
+        match all.into_iter().find(is_it) {
+            Some(found) => self.told(Told { what: found, missing }),
+            None if missing.is_empty() => Err(Problem::not_found(what, name)),
+            None => {
+                let silent: Vec<String> = missing.iter().map(Missing::to_string).collect();
+                let hint =
+                    format!("it may be one of a host that does not tell: {}", silent.join(", "));
+                Err(Problem::not_found(what, name).hint(hint))
+            }
+        }
+    }
+
     fn volume(&self, volume: Volume) -> Result<Response<Body>, Problem> {
-        let tag = format!("\"{}\"", volume.revision);
-        let mut reply = self.item(volume)?;
+        self.told_volume(Told::whole(volume))
+    }
+
+    fn told_volume(&self, volume: Told<Volume>) -> Result<Response<Body>, Problem> {
+        let tag = format!("\"{}\"", volume.what.revision);
+        let mut reply = self.told(volume)?;
         let tag = HeaderValue::from_str(&tag).expect("digits in quotes");
         reply.headers_mut().insert(header::ETAG, tag);
         Ok(reply)
@@ -310,7 +338,7 @@ impl<C: Control> Rest<C> {
     fn list<T: Named + serde::Serialize>(
         &self,
         asked: &Parsed,
-        mut items: Vec<T>,
+        told: Told<Vec<T>>,
         key: impl Fn(&T) -> String,
     ) -> Result<Response<Body>, Problem> {
         let limit = match asked.number("limit")? {
@@ -321,14 +349,16 @@ impl<C: Control> Rest<C> {
                 return Err(Problem::new(Code::BadValue, detail).field("limit"));
             }
         };
+        let Told { what: mut items, missing } = told;
         items.sort_by_cached_key(&key);
         if let Some(cursor) = asked.query("cursor") {
-            items.retain(|item| key(item).as_str() > cursor);
+            let last = cursor::read(asked, cursor)?;
+            items.retain(|item| key(item) > last);
         }
         let more = items.len() > limit;
         items.truncate(limit);
-        let next = items.last().filter(|_| more).map(&key);
-        json(&List::new(items, next, self.control.unix_ms()))
+        let next = items.last().filter(|_| more).map(|last| cursor::make(asked, &key(last)));
+        json(&List::new(items, next, self.control.unix_ms()).without(missing))
     }
 
     /// Server-sent events until the client goes away or the server stops.
@@ -344,10 +374,21 @@ impl<C: Control> Rest<C> {
         let follow = async move {
             let mut seen: BTreeSet<(u64, String)> = BTreeSet::new();
             let mut newest = begin;
+            let mut without: Vec<Missing> = Vec::new();
             for round in 0u32.. {
                 let floor = begin.max(newest.saturating_sub(FOLLOW_OVERLAP_US));
                 // A round without an answer is followed by another.
-                let events = control.events(scope, floor).await.unwrap_or_default();
+                let told = control.events(scope, floor).await;
+                let Told { what: events, missing } =
+                    told.unwrap_or_else(|_| Told { what: Vec::new(), missing: without.clone() });
+                if missing != without {
+                    let text = serde_json::to_string(&missing).expect("names are text");
+                    without = missing;
+                    let text = Bytes::from(format!(": missing {text}\n\n"));
+                    if sender.send_data(text).await.is_err() {
+                        return;
+                    }
+                }
                 seen.retain(|(id, _)| *id > floor);
                 for event in events {
                     newest = newest.max(event.id);

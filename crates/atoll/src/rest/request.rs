@@ -4,7 +4,7 @@ use super::{allowed, effective};
 use crate::control::{Change, Scope};
 use atoll_api::limits;
 use atoll_api::name::{self, show};
-use atoll_api::routes::{PREFIX, ROUTES, Route};
+use atoll_api::routes::{Op, PREFIX, ROUTES, Route};
 use atoll_api::{Code, Problem};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
@@ -30,6 +30,8 @@ pub enum Target {
 /// A request to a route, read and checked as far as its form goes.
 #[derive(Debug)]
 pub struct Parsed {
+    /// Which line of the table.
+    pub op: Op,
     params: Vec<String>,
     query: BTreeMap<String, String>,
     /// The body as it came.
@@ -196,6 +198,7 @@ pub async fn parse(
         }
     }
     let mut parsed = Parsed {
+        op: route.op,
         params,
         query,
         bytes,
@@ -243,6 +246,13 @@ impl Parsed {
     /// What stands for the `index`th `{x}`.
     pub fn param(&self, index: usize) -> &str {
         &self.params[index]
+    }
+
+    /// What decides which items a list has: everything but which page of them is meant.
+    pub fn filters(&self) -> impl Iterator<Item = &str> {
+        let query = self.query.iter().filter(|(name, _)| !matches!(&***name, "limit" | "cursor"));
+        let query = query.flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        self.params.iter().map(String::as_str).chain(query)
     }
 
     /// A query parameter.

@@ -6,9 +6,10 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
-use atoll::control::{Change, Control, Sample, Scope, Value};
+use atoll::control::{Change, Control, Sample, Scope, Told, Value};
 use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
+use atoll_api::envelope::Missing;
 use atoll_api::types::*;
 use atoll_api::{Code, Problem};
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ pub struct State {
     pub level: Option<Level>,
     /// Every call waits for so long.
     pub delay: std::time::Duration,
+    /// Hosts that do not answer.
+    pub silent: Vec<String>,
     /// How often profiles were asked for: every time, a second has passed.
     pub looks: u64,
 }
@@ -55,6 +58,12 @@ impl Fake {
         };
         fake.0.lock().unwrap().policies.insert("default".into(), policy);
         fake
+    }
+
+    /// An answer that is collected.
+    fn told<T>(&self, what: T) -> Collected<T> {
+        let missing = |host: &String| Missing { host: host.clone(), why: "does not answer".into() };
+        Ok(Told { what, missing: self.0.lock().unwrap().silent.iter().map(missing).collect() })
     }
 
     async fn wait(&self) {
@@ -80,6 +89,7 @@ impl Fake {
 }
 
 type Answer<T> = Result<T, Problem>;
+type Collected<T> = Result<Told<T>, Problem>;
 
 fn used(name: &str) -> Problem {
     Problem::new(Code::InUse, format!("volume {name} is in use on host1"))
@@ -104,13 +114,19 @@ impl Control for Fake {
         let labels = vec![("host", "host1".to_owned())];
         Ok(vec![Sample { name: "atoll_up", help: "One.", labels, value: Value::Gauge(1.0) }])
     }
-    async fn status(&self, scope: Scope) -> Answer<Status> {
-        let health = self.health(scope).await?;
+    async fn status(&self, scope: Scope) -> Collected<Status> {
+        let health = self.health(scope).await?.what;
         let volumes = self.0.lock().unwrap().volumes.len() as u32;
-        Ok(Status {
-            cluster: self.cluster().await?,
+        let cluster = self.cluster().await?;
+        self.told(Status {
+            cluster,
             health,
-            space: Space { capacity_bytes: 24 << 30, used_bytes: 12 << 30, free_bytes: 11 << 30 },
+            space: Some(Space {
+                capacity_bytes: 24 << 30,
+                used_bytes: 12 << 30,
+                free_bytes: 11 << 30,
+            }),
+            promised_bytes: 36 << 30,
             io: Io {
                 write_iops: 800,
                 write_bytes_per_second: 3_300_000,
@@ -123,6 +139,7 @@ impl Control for Fake {
             volumes_degraded: 0,
             volumes_inaccessible: 0,
             resync_bytes_left: 3 << 29,
+            resync_copies: 1,
             resync_seconds_left: Some(3_900),
             checksum_errors: 0,
         })
@@ -138,10 +155,11 @@ impl Control for Fake {
             resync_floor_bytes: 1 << 20,
         })
     }
-    async fn health(&self, _: Scope) -> Answer<Health> {
-        match self.0.lock().unwrap().level {
-            None => Ok(Health { level: Level::Ok, checks: vec![] }),
-            Some(level) => Ok(Health {
+    async fn health(&self, _: Scope) -> Collected<Health> {
+        let level = self.0.lock().unwrap().level;
+        match level {
+            None => self.told(Health { level: Level::Ok, checks: vec![] }),
+            Some(level) => self.told(Health {
                 level,
                 checks: vec![HealthCheck {
                     name: "host-down".into(),
@@ -152,7 +170,7 @@ impl Control for Fake {
             }),
         }
     }
-    async fn hosts(&self, _: Scope) -> Answer<Vec<Host>> {
+    async fn hosts(&self, _: Scope) -> Collected<Vec<Host>> {
         let host = |number: u32| Host {
             id: format!("{number:016x}"),
             name: format!("host{number}"),
@@ -162,11 +180,11 @@ impl Control for Fake {
             peers: vec![format!("127.0.0.{}:8461", number + 1)],
             release: "0.1.0".into(),
             groups: 1,
-            owned_volumes: 0,
-            space: Space::default(),
-            io: Io::default(),
+            owned_volumes: (number != 3).then_some(0),
+            space: (number != 3).then(Space::default),
+            io: (number != 3).then(Io::default),
         };
-        Ok((1..=3).map(host).collect())
+        self.told((1..=3).map(host).collect())
     }
     async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
         if host != "host1" {
@@ -186,8 +204,26 @@ impl Control for Fake {
         let erased = "ext4 file system".into();
         Ok(DiskWipe { host: host.into(), path: request.path, erased })
     }
-    async fn groups(&self, _: Scope) -> Answer<Vec<Group>> {
-        Ok(vec![])
+    async fn groups(&self, _: Scope) -> Collected<Vec<Group>> {
+        let silent = self.0.lock().unwrap().silent.clone();
+        let group = |number: u32| {
+            let host = format!("host{number}");
+            let tells = !silent.contains(&host);
+            Group {
+                id: format!("{:016x}", 0xbb + number),
+                host,
+                shape: GroupShape::SingleTier,
+                disks: vec!["/dev/a".into()],
+                state: if tells { GroupState::Healthy } else { GroupState::Unknown },
+                healthy: tells,
+                failure: String::new(),
+                space: tells.then(Space::default),
+                log_bytes: tells.then_some(1 << 30),
+                log_fill_percent: tells.then_some(1),
+                components: tells.then_some(4),
+            }
+        };
+        self.told((1..=2).map(group).collect())
     }
     async fn group_create(&self, request: GroupCreate, _: Change) -> Answer<Group> {
         let disk = &request.disks[0];
@@ -222,13 +258,14 @@ impl Control for Fake {
             reasons: vec![why.into()],
         })
     }
-    async fn volumes(&self, _: Scope) -> Answer<Vec<Volume>> {
+    async fn volumes(&self, _: Scope) -> Collected<Vec<Volume>> {
         self.wait().await;
-        Ok(self.0.lock().unwrap().volumes.values().cloned().collect())
+        let volumes = self.0.lock().unwrap().volumes.values().cloned().collect();
+        self.told(volumes)
     }
-    async fn volume(&self, name: &str) -> Answer<Volume> {
+    async fn volume(&self, name: &str) -> Collected<Volume> {
         let found = self.0.lock().unwrap().volumes.get(name).cloned();
-        found.ok_or_else(|| Problem::not_found("volume", name))
+        self.told(found.ok_or_else(|| Problem::not_found("volume", name))?)
     }
     async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
         self.wait().await;
@@ -250,7 +287,8 @@ impl Control for Fake {
             name: request.name.clone(),
             id: format!("{:016x}", state.revision),
             size_bytes: request.size_bytes,
-            used_bytes: 0,
+            used_bytes: Some(0),
+            guest_bytes: Some(0),
             policy,
             failures_to_tolerate: 1,
             state: VolumeState::Healthy,
@@ -268,7 +306,12 @@ impl Control for Fake {
         }
         Ok(volume)
     }
-    async fn volume_patch(&self, name: &str, patch: VolumePatch, change: Change) -> Answer<Volume> {
+    async fn volume_patch(
+        &self,
+        name: &str,
+        patch: VolumePatch,
+        change: Change,
+    ) -> Collected<Volume> {
         let mut state = self.0.lock().unwrap();
         state.revision += 1;
         let revision = state.revision;
@@ -288,7 +331,7 @@ impl Control for Fake {
         if !change.dry_run {
             *volume = changed.clone();
         }
-        Ok(changed)
+        Ok(Told::whole(changed))
     }
     async fn volume_lock(
         &self,
@@ -305,7 +348,7 @@ impl Control for Fake {
             let detail = format!("volume '{}' has {} bytes", volume.name, volume.size_bytes);
             return Err(Problem::new(Code::BadSize, detail));
         }
-        if volume.used_bytes > 0 && !request.replace {
+        if volume.used_bytes != Some(0) && !request.replace {
             let detail = format!("volume '{name}' holds data");
             return Err(Problem::new(Code::WouldRiskData, detail).hint("--yes"));
         }
@@ -337,7 +380,7 @@ impl Control for Fake {
         Ok(())
     }
     async fn placement(&self, name: &str) -> Answer<Placement> {
-        let volume = self.volume(name).await?;
+        let volume = self.volume(name).await?.what;
         Ok(Placement {
             volume: volume.name,
             object: volume.id,
@@ -357,18 +400,21 @@ impl Control for Fake {
             reasons: vec!["leg 0: the host that uses it is here".into()],
         })
     }
-    async fn resync(&self, _: Scope) -> Answer<Resync> {
-        let state = self.0.lock().unwrap();
-        Ok(Resync {
-            paused: state.paused,
-            limit_bytes_per_second: state.limit,
+    async fn resync(&self, _: Scope) -> Collected<Resync> {
+        let (paused, limit_bytes_per_second) = {
+            let state = self.0.lock().unwrap();
+            (state.paused, state.limit)
+        };
+        self.told(Resync {
+            paused,
+            limit_bytes_per_second,
             bytes_left: 1 << 30,
             bytes_per_second: 100_000_000,
             seconds_left: Some(10),
             items: vec![],
         })
     }
-    async fn resync_patch(&self, patch: ResyncPatch, _: Change) -> Answer<Resync> {
+    async fn resync_patch(&self, patch: ResyncPatch, _: Change) -> Collected<Resync> {
         {
             let mut state = self.0.lock().unwrap();
             state.paused = patch.paused.unwrap_or(state.paused);
@@ -376,8 +422,8 @@ impl Control for Fake {
         }
         self.resync(Scope::Cluster).await
     }
-    async fn scrubs(&self, _: Scope) -> Answer<Vec<Scrub>> {
-        Ok(vec![Scrub {
+    async fn scrubs(&self, _: Scope) -> Collected<Vec<Scrub>> {
+        self.told(vec![Scrub {
             group: "00000000000000bb".into(),
             host: "host1".into(),
             running: true,
@@ -386,13 +432,13 @@ impl Control for Fake {
             blocks_bad: 0,
         }])
     }
-    async fn scrub_start(&self, _: ScrubStart, scope: Scope, _: Change) -> Answer<Vec<Scrub>> {
+    async fn scrub_start(&self, _: ScrubStart, scope: Scope, _: Change) -> Collected<Vec<Scrub>> {
         self.scrubs(scope).await
     }
-    async fn scrub_stop(&self, _: Option<&str>, _: Scope, _: Change) -> Answer<()> {
-        Ok(())
+    async fn scrub_stop(&self, _: Option<&str>, scope: Scope, _: Change) -> Collected<Vec<Scrub>> {
+        self.scrubs(scope).await
     }
-    async fn tasks(&self, _: Scope) -> Answer<Vec<Task>> {
+    async fn tasks(&self, _: Scope) -> Collected<Vec<Task>> {
         let task = |id: &str, state, percent| Task {
             id: id.into(),
             kind: "resync".into(),
@@ -403,20 +449,21 @@ impl Control for Fake {
             started_at: atoll_api::envelope::rfc3339(NOW_MS),
             ended_at: None,
         };
-        Ok(vec![
+        self.told(vec![
             task("bad", TaskState::Failed, 20),
             task("good", TaskState::Done, 100),
             task("long", TaskState::Running, 50),
         ])
     }
-    async fn events(&self, _: Scope, since: u64) -> Answer<Vec<Event>> {
-        let state = self.0.lock().unwrap();
-        Ok(state.events.iter().filter(|event| event.id > since).cloned().collect())
+    async fn events(&self, _: Scope, since: u64) -> Collected<Vec<Event>> {
+        let events = self.0.lock().unwrap().events.clone();
+        self.told(events.into_iter().filter(|event| event.id > since).collect())
     }
-    async fn sessions(&self, _: Scope, volume: Option<&str>) -> Answer<Vec<Session>> {
-        let state = self.0.lock().unwrap();
-        let wanted = state.used.iter().filter(|name| volume.is_none_or(|volume| volume == *name));
+    async fn sessions(&self, _: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
+        let used = self.0.lock().unwrap().used.clone();
+        let wanted = used.iter().filter(|name| volume.is_none_or(|volume| volume == *name));
         let session = |name: &String| Session {
+            id: 1,
             volume: name.clone(),
             host: "host1".into(),
             protocol: "nbd".into(),
@@ -426,12 +473,14 @@ impl Control for Fake {
             writes: 2,
             in_flight: 0,
         };
-        Ok(wanted.map(session).collect())
+        self.told(wanted.map(session).collect())
     }
-    async fn profiles(&self, _: Scope) -> Answer<Vec<Profile>> {
-        let mut state = self.0.lock().unwrap();
-        state.looks += 1;
-        let looks = state.looks;
+    async fn profiles(&self, _: Scope) -> Collected<Vec<Profile>> {
+        let looks = {
+            let mut state = self.0.lock().unwrap();
+            state.looks += 1;
+            state.looks
+        };
         let stage = |name: &str, sampled: u64, buckets: &[(u64, u64)], mean_ns: u64| {
             let bucket = |&(ns, count): &(u64, u64)| ProfileBucket {
                 below_ns: Some(ns),
@@ -461,7 +510,7 @@ impl Control for Fake {
         ];
         let member = vec![stage("serve", 16, &[(500_000, 100)], 300_000)];
         let away = host(3, "host host3 does not answer", Vec::new());
-        Ok(vec![host(1, "", owner), host(2, "", member), away])
+        self.told(vec![host(1, "", owner), host(2, "", member), away])
     }
 }
 
