@@ -1,7 +1,7 @@
 //! What is on a device: our label, someone else's signature, or nothing; and wiping it.
 //!
-//! Invariant: a device on which anything is recognised is never formatted; an administrator has to
-//! wipe it first, by name.
+//! Invariant: a device on which anything is recognised, or whose first or last MiB holds anything at
+//! all, is never formatted; an administrator has to wipe it first, by name.
 
 use atoll_format::superblock::{MAGIC, SECOND_FROM_END, Superblock, SuperblockError};
 use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK};
@@ -11,7 +11,7 @@ use std::io;
 /// What was found on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inspection {
-    /// Nothing that is recognised.
+    /// Zeros in the first and in the last MiB, as a new or a wiped device has.
     Empty,
     /// A good label of ours.
     Ours {
@@ -31,10 +31,13 @@ pub enum Inspection {
     Damaged(SuperblockError),
 }
 
-/// How much is read from the start: the farthest signature lies at 132 KiB (ZFS).
-const HEAD: u64 = 256 << 10;
-/// How much is read from the end: mdraid 0.90 lies up to 128 KiB before it.
-const TAIL: u64 = 132 << 10;
+/// How much is read from the start: the farthest signature lies at 132 KiB (ZFS), and nothing of
+/// ours but the label lies in the first MiB.
+const HEAD: u64 = 1 << 20;
+/// How much is read from the end: two labels of ZFS lie in the last 512 KiB.
+const TAIL: u64 = 1 << 20;
+/// What is on a device that holds something and nothing that is recognised.
+const UNKNOWN: &str = "data of an unknown kind";
 
 /// Looks at a device; changes nothing.
 ///
@@ -67,15 +70,18 @@ pub async fn inspect<D: Disk>(disk: &D) -> io::Result<Inspection> {
         let tail_at = len.saturating_sub(TAIL) / BLOCK * BLOCK;
         Ok((head, read_to(disk, tail_at, len - tail_at).await?))
     };
-    match (looked.await, second) {
+    let holds_something = match (looked.await, second) {
         (Ok((head, tail)), _) if foreign(&head, &tail).is_some() => {
             let what = foreign(&head, &tail).expect("just found");
             return Ok(Inspection::Foreign { what });
         }
         (_, Ok(label)) => return Ok(ours(label, true)),
         (Err(e), _) => return Err(e),
-        (Ok(_), Err(e)) => second = Err(e),
-    }
+        (Ok((head, tail)), Err(e)) => {
+            second = Err(e);
+            head.iter().chain(tail.iter()).any(|&byte| byte != 0)
+        }
+    };
     let worse = |e: &SuperblockError| {
         matches!(e, SuperblockError::Version(_) | SuperblockError::Features { .. })
     };
@@ -86,7 +92,7 @@ pub async fn inspect<D: Disk>(disk: &D) -> io::Result<Inspection> {
     if let Some(e) = errors.iter().find(|e| **e != SuperblockError::NoLabel) {
         return Ok(Inspection::Damaged(*e));
     }
-    Ok(Inspection::Empty)
+    Ok(if holds_something { Inspection::Foreign { what: UNKNOWN } } else { Inspection::Empty })
 }
 
 fn ours(label: Superblock, first_damaged: bool) -> Inspection {

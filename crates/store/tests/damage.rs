@@ -9,7 +9,7 @@ use atoll_store::{
     FormatError, Inspection, OpenError, OpenSpec, Store, format_group, inspect, wipe,
 };
 use atoll_world::components::{Components, ScrubProgress, StoreError, StoreEvent};
-use atoll_world::{Nanos, World};
+use atoll_world::{Disk, Nanos, World};
 use common::{
     CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, content, formatted, make, spec, versions,
     write_op,
@@ -303,6 +303,27 @@ fn a_damaged_first_label_is_repaired_from_the_second_unless_somebody_else_moved_
         .run(format_group(&m.world, &m.disks, spec(Shape::SingleTier)))
         .expect("runs")
         .expect("formats");
+}
+
+/// Whoever has put something there that nobody knows has put it there all the same.
+#[test]
+fn a_device_that_holds_anything_is_not_empty() {
+    let len = Machine::new(1, &lived_in(1)).disks[0].len_bytes();
+    for at in [0, 5, 4096, (1 << 20) - 1, len - (300 << 10), len - 1] {
+        let mut image = lived_in(1);
+        image[0].zero(0, len);
+        let m = Machine::new(1, &image);
+        let found = m.world.run(inspect(&m.disks[0])).expect("runs").expect("readable");
+        assert_eq!(found, Inspection::Empty);
+        image[0].flip(at, 1);
+        let m = Machine::new(1, &image);
+        let what = "data of an unknown kind";
+        let again = m.world.run(format_group(&m.world, &m.disks, spec(Shape::SingleTier)));
+        assert_eq!(again.expect("runs"), Err(FormatError::Foreign { device: 0, what }), "{at}");
+        m.world.run(wipe(&m.disks[0])).expect("runs").expect("wiped");
+        let found = m.world.run(inspect(&m.disks[0])).expect("runs").expect("readable");
+        assert_eq!(found, Inspection::Empty);
+    }
 }
 
 #[test]
