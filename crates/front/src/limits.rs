@@ -61,7 +61,8 @@ pub struct Limits {
     pub connections: usize,
     /// From the connection to the choice of an export, all together.
     pub handshake: Nanos,
-    /// Options of one handshake.
+    /// Options of one handshake: tools that list exports ask for each of [`LIST_EXPORTS_MAX`] with
+    /// two, and [`Limits::handshake`] bounds them all.
     pub options: u32,
     /// Requests of one connection that are received and not yet answered.
     pub requests: usize,
@@ -98,7 +99,7 @@ impl Default for Limits {
         Self {
             connections: 256,
             handshake: Nanos::from_secs(10),
-            options: 128,
+            options: 16 << 10,
             requests: 256,
             requests_beside: 2,
             connection_bytes: 64 << 20,

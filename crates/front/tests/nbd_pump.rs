@@ -693,3 +693,46 @@ fn the_volumes_errors_become_the_protocols() {
         assert_eq!(bench.server.stats().failures, 8);
     });
 }
+
+/// A client that is told of an error while it still sends gives the connection up.
+#[test]
+fn a_refused_write_is_answered_after_its_data() {
+    run(async {
+        let bench = Bench::new(Limits::default());
+        let mut client = bench.using().await;
+        let head = [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1][..], &7u64.to_be_bytes()].concat();
+        client.send(&[&head[..], &SIZE.to_be_bytes(), &4096u32.to_be_bytes()].concat()).await;
+        let mut early = [0; 1];
+        let told = tokio::time::timeout(
+            tokio::time::Duration::from_secs(1),
+            client.stream.read_exact(&mut early),
+        );
+        assert!(told.await.is_err(), "answered before its data came");
+        client.send(&[1; 4096]).await;
+        assert_eq!(client.answer().await, (7, 28), "no space behind the end");
+        client.read(8, 0, 512).await;
+        assert_eq!(client.answer().await, (8, 0));
+    });
+}
+
+/// `nbdinfo --list` and `qemu-nbd --list` ask for every name.
+#[test]
+fn a_handshake_may_ask_for_every_export() {
+    run(async {
+        let bench = Bench::new(Limits::default());
+        let mut client = bench.connect();
+        assert_eq!(client.take().await, *b"NBDMAGICIHAVEOPT\0\x03");
+        client.send(b"\0\0\0\x03").await;
+        for _ in 0..8192 {
+            // An option that nobody knows, without data: ERR_UNSUP.
+            client.send(b"IHAVEOPT\0\0\x7f\xff\0\0\0\0").await;
+            let reply: [u8; 20] = client.take().await;
+            let len = u32::from_be_bytes(reply[16..].try_into().expect("four"));
+            let mut text = vec![0; len as usize];
+            client.stream.read_exact(&mut text).await.expect("its text");
+        }
+        client.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk").await;
+        let answer: [u8; 10] = client.take().await;
+        assert_eq!(answer[..8], SIZE.to_be_bytes());
+    });
+}

@@ -36,6 +36,9 @@ pub(super) struct Session {
     export: Export,
     /// A request whose data is arriving.
     writing: Option<RequestHead>,
+    /// A write that is refused, whose data is arriving: answered after that, since clients take an
+    /// answer to what they are still sending for a mistake.
+    refused: Option<(RequestHead, Failure)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -174,6 +177,7 @@ impl Session {
             context: None,
             export: Export::default(),
             writing: None,
+            refused: None,
         }
     }
 
@@ -449,6 +453,15 @@ impl Session {
             let charge = head.len as usize;
             return Some(Event::Request(Request { cookie: head.cookie, op, charge }));
         }
+        if let Some((head, failure)) = self.refused.take() {
+            if self.inbox.head::<0>().is_none() {
+                self.refused = Some((head, failure));
+                return Some(Event::More);
+            }
+            self.replies.failed(out, head.cookie, &failure);
+            out.count(0);
+            return None;
+        }
         let Some(head) = self.inbox.head() else { return Some(Event::More) };
         let Some(head) = RequestHead::decode(head) else {
             return Some(Event::Ended(End::Violation("wrong request magic")));
@@ -481,13 +494,15 @@ impl Session {
             Err((errno, message)) => {
                 self.inbox.consume(RequestHead::BYTES);
                 let failure = Failure { errno, message: message.to_owned(), at: None };
+                if head.command == cmd::WRITE && head.len <= PAYLOAD_SKIP_BYTES_MAX {
+                    self.inbox.skip(head.len as usize);
+                    self.refused = Some((head, failure));
+                    return None;
+                }
                 self.replies.failed(out, head.cookie, &failure);
                 out.count(0);
                 if head.command == cmd::WRITE {
-                    if head.len > PAYLOAD_SKIP_BYTES_MAX {
-                        return Some(Event::Ended(End::Violation("write longer than 64 MiB")));
-                    }
-                    self.inbox.skip(head.len as usize);
+                    return Some(Event::Ended(End::Violation("write longer than 64 MiB")));
                 }
                 None
             }
