@@ -414,15 +414,15 @@ fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Trouble>) -> Result<
 }
 
 /// Says it on stderr, unless that takes nothing for a second (a pipe that nobody reads).
-#[allow(clippy::disallowed_methods, reason = "the process ends; a write may wait for ever")]
 fn say_or_go_on(text: String) {
-    use std::io::Write;
-    let (said, wait) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let _ = io::stderr().write_all(text.as_bytes());
-        let _ = said.send(());
-    });
-    let _ = wait.recv_timeout(std::time::Duration::from_secs(1));
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let stderr = rustix::stdio::stderr();
+    let mut ready = [PollFd::from_borrowed_fd(stderr, PollFlags::OUT)];
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    // A pipe that is ready takes a line of less than a page whole.
+    if poll(&mut ready, Some(&second)) == Ok(1) {
+        let _ = rustix::io::write(stderr, &text.as_bytes()[..text.len().min(4096)]);
+    }
 }
 
 fn unreadable(payload: &(dyn std::any::Any + Send)) -> Trouble {

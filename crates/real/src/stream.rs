@@ -149,7 +149,7 @@ impl StreamListener {
         }
     }
 
-    /// Listens at a Unix socket of mode 0660; takes the place of a socket that nobody listens at any more,
+    /// Listens at a Unix socket of mode 0660; takes the place of a socket that nobody listens at,
     /// and of nothing else.
     ///
     /// # Errors

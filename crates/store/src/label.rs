@@ -1,7 +1,7 @@
 //! What is on a device: our label, someone else's signature, or nothing; and wiping it.
 //!
-//! Invariant: a device on which anything is recognised, or whose first or last MiB holds anything at
-//! all, is never formatted; an administrator has to wipe it first, by name.
+//! Invariant: a device on which anything is recognised, or whose first or last MiB holds anything
+//! at all, is never formatted; an administrator has to wipe it first, by name.
 
 use atoll_format::superblock::{MAGIC, SECOND_FROM_END, Superblock, SuperblockError};
 use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK};
