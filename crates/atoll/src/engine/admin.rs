@@ -22,6 +22,7 @@ use atoll_node::{
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes per second and disk group of a scrub that names no rate: a disk of 4 TB in 11 hours.
@@ -112,12 +113,26 @@ fn host_name(hosts: &[(HostRecord, bool, Option<HostStatus>)], id: HostId) -> St
 
 fn space_of(status: &HostStatus) -> Space {
     let mut space = Space::default();
-    for group in &status.groups {
+    // A group that has failed has no room for anybody.
+    for group in status.groups.iter().filter(|group| group.failure.is_empty()) {
         space.capacity_bytes += group.capacity_bytes;
         space.used_bytes += group.used_bytes;
         space.free_bytes += group.free_bytes;
     }
     space
+}
+
+/// What to do about a disk group that has failed: replacing a disk that only has no room, or may
+/// not be written, would throw a good copy away.
+fn remedy_of(failure: &str) -> &'static str {
+    let is = |error: Errno| failure.contains(&format!("os error {})", error.raw_os_error()));
+    if is(Errno::NOSPC) || is(Errno::DQUOT) {
+        "make room where the disk's file lies, then restart the host: its copies are still good"
+    } else if is(Errno::ROFS) || is(Errno::PERM) {
+        "make the disk writable again, then restart the host: its copies are still good"
+    } else {
+        "replace the disk, restart the host, atoll group create"
+    }
 }
 
 /// Part in use of what can be used at all, in percent: reserves are neither.
@@ -153,8 +168,11 @@ pub fn missing(hosts: &[(HostRecord, bool, Option<HostStatus>)]) -> Vec<Missing>
     missing
 }
 
-/// How a volume is, by its record and by who answers.
-pub fn volume_state(record: &ObjectRecord, alive: impl Fn(HostId) -> bool) -> VolumeState {
+/// How a volume is, by its record and by which of its copies can be used.
+pub fn volume_state(
+    record: &ObjectRecord,
+    is_there: impl Fn(&record::MemberRecord) -> bool,
+) -> VolumeState {
     match record.state {
         ObjectState::Creating => return VolumeState::Creating,
         ObjectState::Deleting => return VolumeState::Deleting,
@@ -163,7 +181,7 @@ pub fn volume_state(record: &ObjectRecord, alive: impl Fn(HostId) -> bool) -> Vo
     let wanted = record.policy.members();
     let (mut degraded, mut resyncing) = (false, false);
     for leg in &record.legs {
-        let usable = |m: &&record::MemberRecord| m.state.is_active() && alive(m.host);
+        let usable = |m: &&record::MemberRecord| m.state.is_active() && is_there(m);
         let active = leg.members.iter().filter(usable).count();
         if active == 0 {
             return VolumeState::Inaccessible;
@@ -184,9 +202,17 @@ impl View {
         self.hosts.iter().any(|(record, alive, _)| record.id == id && *alive)
     }
 
+    /// Whether a copy can be used: its host answers, and the disk group that has it is in use.
+    fn is_there(&self, member: &record::MemberRecord) -> bool {
+        self.hosts.iter().any(|(record, alive, _)| {
+            let runs = || record.groups.iter().any(|g| g.id == member.group && g.healthy);
+            record.id == member.host && *alive && runs()
+        })
+    }
+
     /// How a volume is.
     pub fn state(&self, volume: &VolumeView) -> VolumeState {
-        volume_state(&volume.record, |host| self.alive(host))
+        volume_state(&volume.record, |member| self.is_there(member))
     }
 
     /// All space that answers; none if no host has told.
@@ -277,7 +303,7 @@ impl View {
                     "disk group {} on host {} has failed: {}",
                     group.id, record.name, group.failure
                 );
-                let remedy = "replace the disk, restart the host, atoll group create";
+                let remedy = remedy_of(&group.failure);
                 check("group-failed", Level::Critical, message, remedy);
             }
         }
@@ -339,8 +365,15 @@ impl View {
                     let missing: Vec<String> = volume
                         .record
                         .members()
-                        .filter(|(_, m)| !self.alive(m.host))
-                        .map(|(_, m)| host_name(&self.hosts, m.host))
+                        .filter(|(_, m)| m.state.is_active() && !self.is_there(m))
+                        .map(|(_, m)| match self.alive(m.host) {
+                            true => format!(
+                                "disk group {} on host {}",
+                                m.group,
+                                host_name(&self.hosts, m.host)
+                            ),
+                            false => format!("host {}", host_name(&self.hosts, m.host)),
+                        })
                         .collect();
                     let message = match missing.is_empty() {
                         true => format!("volume {name} has no copy that is in sync"),
@@ -348,7 +381,7 @@ impl View {
                             format!("volume {name} waits for {}", missing.join(", "))
                         }
                     };
-                    let remedy = "bring those hosts back";
+                    let remedy = "bring what it waits for back; 'atoll disk list' has the reasons";
                     check("volume-inaccessible", Level::Critical, message, remedy);
                 }
                 VolumeState::Degraded => {

@@ -7,6 +7,7 @@ use crate::cli::args::ImageFormat;
 use crate::cli::commands::segment;
 use crate::cli::out::Run;
 use atoll_api::{Code, Problem};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -95,7 +96,12 @@ async fn copy_out(
     }
     let store = || {
         std::fs::File::open(partial)?.sync_all()?;
-        std::fs::rename(partial, &asked.file)?;
+        // What has come there meanwhile stays, unless --force was given.
+        let flags = match asked.force {
+            true => RenameFlags::empty(),
+            false => RenameFlags::NOREPLACE,
+        };
+        renameat_with(CWD, partial, CWD, &asked.file, flags)?;
         let parent = asked.file.parent().filter(|p| !p.as_os_str().is_empty());
         std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
     };
