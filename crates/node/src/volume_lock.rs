@@ -36,6 +36,10 @@ const IDLE_LOOK: Nanos = Nanos::from_secs(5);
 pub(crate) const LOOK_FOR_DATA: Nanos = Nanos::from_ms(2_000);
 /// Attempts to take a lock against changes of what it is taken on.
 const ATTEMPTS_MAX: usize = 20;
+/// How long a lock for something that is soon over is waited for.
+const LOCK_WAIT: Nanos = Nanos::from_secs(5);
+/// How often that is looked at.
+const LOCK_LOOK: Nanos = Nanos::from_ms(100);
 /// How long locks of this host are looked for that it does not have any more: longer than a
 /// transaction that was given up may still be on its way.
 const LEFTOVER_MAX: Nanos = Nanos::from_secs(60);
@@ -147,7 +151,10 @@ impl<W: World, S: Components> Node<W, S> {
         self.0.own_locks.borrow_mut().insert(record.token);
         let lock = Lock { node: self.clone(), record, revision: Cell::default() };
         let (lock_key, name_key, object_key) = (key::lock(id), key::volume(&name), key::object(id));
-        for _ in 0..ATTEMPTS_MAX {
+        let until = self.world().now() + LOCK_WAIT;
+        let mut attempts = 0;
+        while attempts < ATTEMPTS_MAX {
+            attempts += 1;
             let named = self.entry(&name_key).await?.ok_or_else(not_found)?;
             let volume: VolumeRecord =
                 record::decode(&name_key, &named.value).map_err(ManageError::Failed)?;
@@ -166,7 +173,14 @@ impl<W: World, S: Components> Node<W, S> {
                     record::decode(&lock_key, &before.value).map_err(ManageError::Failed)?;
                 let life = self.life_of_holder(&other).await?;
                 if !(life.void || force && !self.is_alive(other.host)) {
-                    return Err(self.is_locked(&other));
+                    // Deleting and shrinking are soon over; who repeats one of them waits for it.
+                    if other.purpose == LockPurpose::Import || self.world().now() > until {
+                        return Err(self.is_locked(&other));
+                    }
+                    sometimes!("lock.is_waited_for");
+                    attempts -= 1;
+                    self.world().sleep(LOCK_LOOK).await;
+                    continue;
                 }
                 sometimes!("lock.void_lock_is_replaced");
                 compares[2].modified = before.modified;

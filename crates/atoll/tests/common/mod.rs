@@ -527,7 +527,11 @@ pub struct TestServer {
 impl TestServer {
     /// One that takes changes over TCP, too, and is also called `test`.
     pub fn start() -> Self {
-        Self::with(Access { names: vec!["test:80".into()], writable: true, ..Access::default() })
+        Self::with(Access {
+            names: vec!["test:80".into(), "t:80".into()],
+            writable: true,
+            ..Access::default()
+        })
     }
 
     pub fn with(access: Access) -> Self {
