@@ -10,8 +10,9 @@ use crate::cluster::{Cluster, Storage};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 use crate::workload::{Book, Clear};
+use crate::world::SimWorld;
 use atoll_format::units::CHUNK;
-use atoll_node::{CreateVolume, ManageError, Resize};
+use atoll_node::{CountedVolume, CreateVolume, ManageError, Node, Resize};
 use atoll_world::Nanos;
 use atoll_world::volume::{VolumeError, Volumes};
 use futures_util::future::{Either, select};
@@ -21,6 +22,8 @@ use std::pin::pin;
 
 /// Nobody waits longer than this for one command; it may still be carried out.
 const PATIENCE: Nanos = Nanos::from_secs(20);
+/// How long a lock outlives whoever took it: an interrupted one is looked for every five seconds.
+const LOCKED_MAX: Nanos = Nanos::from_secs(90);
 /// The largest volume made, in chunks.
 const CHUNKS_MAX: u64 = 6;
 /// How fast a scrub that was asked for reads, in bytes per second: slow, so that it meets faults.
@@ -187,6 +190,23 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
+    /// A lock of somebody who was interrupted goes by itself, within [`LOCKED_MAX`].
+    async fn open_once_unlocked(
+        &self,
+        node: &Node<SimWorld, T::Store>,
+        name: &str,
+    ) -> Result<CountedVolume<SimWorld, T::Store>, String> {
+        let limit = self.rig().executor().now() + LOCKED_MAX;
+        loop {
+            match node.open(name).await {
+                Err(VolumeError::Locked(_)) if self.rig().executor().now() < limit => {
+                    self.wait(Nanos::from_secs(1)).await;
+                }
+                other => return other.map_err(|e| format!("{name}: {e}")),
+            }
+        }
+    }
+
     /// After everything has healed: what is left shows the same through every host.
     pub(crate) async fn read_back_side_volume(&self) -> Result<(), String> {
         if !self.admin().there.get() {
@@ -197,7 +217,7 @@ impl<T: Storage> Cluster<T> {
             let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
             let view = node.volume(&name).await.map_err(|e| format!("{name}: {e}"))?;
             let sectors = (view.record.size_bytes / SECTOR as u64) as u32;
-            let volume = node.open(&name).await.map_err(|e| format!("{name}: {e}"))?;
+            let volume = self.open_once_unlocked(&node, &name).await?;
             let read = book.read(&volume, 1_000_000 + u32::from(host), 0, sectors).await;
             read.map_err(|e| format!("{name} read back through h{host}: {e}"))?;
         }
