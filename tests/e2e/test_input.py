@@ -167,7 +167,12 @@ class Commands(ClusterTest):
         self.cluster.cli("scrub", "stop")
         self.assertFalse([s for s in self.cluster.get("scrub", "show") if s["running"]])
         self.cluster.cli("scrub", "start")
-        wait_until("all scrubs to end", lambda: self.task("scrub")["state"] == "done", 30, 0.2)
+
+        def ended():
+            tasks = [t for t in self.cluster.get("task", "list") if t["kind"] == "scrub"]
+            return all(t["state"] == "done" for t in tasks)
+
+        wait_until("all scrubs to end", ended, 30, 0.2)
         last = self.task("scrub")
         self.assertGreater(last["started_at"], first["started_at"])
         self.assertGreaterEqual(last["ended_at"], last["started_at"])
