@@ -43,6 +43,8 @@ const LOCK_LOOK: Nanos = Nanos::from_ms(100);
 /// How long locks of this host are looked for that it does not have any more: longer than a
 /// transaction that was given up may still be on its way.
 const LEFTOVER_MAX: Nanos = Nanos::from_secs(60);
+/// Between attempts of a host that starts to take that back.
+const ARRIVE_AGAIN: Nanos = Nanos::from_ms(500);
 /// How long a host that stops tries to say so.
 const FAREWELL: Nanos = Nanos::from_secs(1);
 
@@ -209,9 +211,10 @@ impl<W: World, S: Components> Node<W, S> {
     /// Whether the life of a host that took a lock has ended, and what that was seen by.
     async fn life_of_holder(&self, lock: &LockRecord) -> Result<HolderLife, ManageError> {
         if lock.host == self.0.config.host {
-            // Of an earlier life: this one locks a volume once.
-            let void = lock.incarnation != self.0.incarnation;
-            return Ok(HolderLife { void, seen: None });
+            // Of an earlier life, or of somebody here who was interrupted.
+            let is_ours = lock.incarnation == self.0.incarnation
+                && self.0.own_locks.borrow().contains(&lock.token);
+            return Ok(HolderLife { void: !is_ours, seen: None });
         }
         let host_key = key::host(lock.host);
         let entry = self.entry(&host_key).await?;
@@ -382,6 +385,20 @@ impl<W: World, S: Components> Node<W, S> {
         let _ = self.world().timeout_at(until, self.world().directory().txn(txn)).await;
     }
 
+    /// Takes back what an earlier life said when it went. Before this one has clients: nobody is to
+    /// take them for none because this life's record is not written yet. Returns once the directory
+    /// has confirmed it.
+    pub async fn arrive(&self) {
+        let gone = Change::Delete(key::stopped(self.0.config.host));
+        while self
+            .settle(Txn { compares: vec![], changes: vec![gone.clone()] }, |_| true)
+            .await
+            .is_err()
+        {
+            self.world().sleep(ARRIVE_AGAIN).await;
+        }
+    }
+
     /// Those hosts whose present life has stopped in order. In doubt, none.
     async fn stopped_in_order(&self, hosts: &[HostId]) -> BTreeSet<HostId> {
         let mut stopped = BTreeSet::new();
@@ -502,11 +519,13 @@ impl<W: World, S: Components> Node<W, S> {
         let listing = self.world().directory().list(&lock_key).await.map_err(unknown)?;
         let noted = self.0.locks.borrow().get(&object).cloned();
         let there = listing.entries.iter().find(|entry| entry.key == lock_key);
-        let lock = match (there, noted) {
+        let (lock, revision) = match (there, noted) {
             // The directory's view may be older than what we were told.
-            (_, Some(noted)) if noted.revision > listing.revision => noted.record,
-            (Some(entry), _) => record::decode::<LockRecord>(&lock_key, &entry.value)
-                .map_err(VolumeError::TimedOut)?,
+            (_, Some(noted)) if noted.revision > listing.revision => (noted.record, noted.revision),
+            (Some(entry), _) => {
+                let lock = record::decode::<LockRecord>(&lock_key, &entry.value);
+                (lock.map_err(VolumeError::TimedOut)?, entry.modified)
+            }
             (None, noted) => {
                 if let Some(noted) = noted {
                     self.forget_lock(object, noted.record.token);
@@ -515,29 +534,38 @@ impl<W: World, S: Components> Node<W, S> {
             }
         };
         let unknown = |e: ManageError| VolumeError::TimedOut(e.to_string());
-        if lock.host == self.0.config.host && lock.incarnation == self.0.incarnation
-            || !self.is_void(&lock).await.map_err(unknown)?
-        {
+        if !self.remove_if_void(&lock, revision).await.map_err(unknown)? {
             sometimes!("lock.keeps_a_client_out");
             return Err(VolumeError::Locked(self.is_locked(&lock).to_string()));
         }
         Ok(())
     }
 
-    /// As seen in a view of the directory that is not older than the lock.
-    async fn is_void(&self, lock: &LockRecord) -> Result<bool, ManageError> {
-        let life = self.life_of_holder(lock).await?;
-        if !life.void {
+    /// Removes a lock whose holder is gone. Before anybody opens the volume: what is still under
+    /// way for that holder (a shrink that its owner was asked for) compares the lock, and must not
+    /// be carried out over what is written from now on.
+    async fn remove_if_void(
+        &self,
+        lock: &LockRecord,
+        revision: Revision,
+    ) -> Result<bool, ManageError> {
+        let HolderLife { void: true, seen } = self.life_of_holder(lock).await? else {
             return Ok(false);
+        };
+        // A view of the holder's host may be older than the lock: its record is compared, too.
+        let lock_key = key::lock(lock.object);
+        let own = Compare { key: lock_key.clone(), modified: revision };
+        let compares = std::iter::once(own).chain(seen).collect();
+        let txn = Txn { compares, changes: vec![Change::Delete(lock_key.clone())] };
+        let is_gone = |found: &[(String, Option<Entry>)]| {
+            found.iter().any(|(key, entry)| *key == lock_key && entry.is_none())
+        };
+        let removed = self.settle(txn, is_gone).await?;
+        if removed {
+            sometimes!("lock.left_over_is_removed_before_opening");
+            self.forget_lock(lock.object, lock.token);
         }
-        // A host is written when it starts, its locks after that: an old view of the host would
-        // make any lock of a new life look void. Whoever removes it is told.
-        let Some(seen) = life.seen else { return Ok(true) };
-        let Some(entry) = self.entry(&key::lock(lock.object)).await? else { return Ok(true) };
-        let gone = Change::Delete(key::lock(lock.object));
-        let guard = Compare { key: key::lock(lock.object), modified: entry.modified };
-        let txn = Txn { compares: vec![guard, seen], changes: vec![gone] };
-        self.settle(txn, |_| true).await
+        Ok(removed)
     }
 
     async fn open_import(
@@ -550,7 +578,15 @@ impl<W: World, S: Components> Node<W, S> {
         let object = import.lock.record.object;
         import.clients.set(import.clients.get() + 1);
         let mut open = self.opened(object);
+        let revision = import.lock.revision();
         open.with(Box::new(ImportClient(import)));
+        // Others take the lock of a host that they have not heard of for long.
+        let unknown = |e: atoll_world::DirectoryError| VolumeError::TimedOut(e.to_string());
+        let listing = self.world().directory().list(&key::lock(object)).await.map_err(unknown)?;
+        if listing.revision >= revision && !listing.entries.iter().any(|e| e.modified == revision) {
+            sometimes!("lock.import_has_lost_its_lock");
+            return Err(VolumeError::Gone);
+        }
         let volume = ObjectVolume::open(self.0.objects.clone(), object).await?;
         Ok((volume, open))
     }
@@ -597,7 +633,11 @@ impl<W: World, S: Components> Node<W, S> {
     async fn empty(&self, view: &VolumeView, replace: bool) -> Result<(), ManageError> {
         let id = view.record.id;
         let ask = || Ask::HoldsData { object: id };
-        let answer = self.ask_owner(&view.name, id, ask).await?;
+        let answer = match self.ask_owner(&view.name, id, ask).await {
+            // It was only asked something: nothing has been done.
+            Err(ManageError::NoAnswer(host)) => return Err(ManageError::Unreachable(host)),
+            other => other?,
+        };
         if answer == (Answer::HoldsData { holds: false }) {
             return Ok(());
         }

@@ -285,6 +285,7 @@ impl Engine {
             volumes,
             Limits { connections: self.nbd_connections, ..Limits::default() },
         );
+        node.arrive().await;
         let running = Running { node, world, cluster, nbd };
         let first = self.running.set(running).is_ok();
         assert!(first, "a host is started once");
