@@ -7,6 +7,7 @@
 //! needs, is within the limit.
 
 use atoll_api::{Code, Problem, limits};
+use atoll_front::limits::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of the host itself: runtimes, log, locks, listening sockets, the directory, files that are
@@ -22,8 +23,6 @@ const PEERS_LEAST: u64 = 4;
 const PEERS_MOST: u64 = 63;
 /// Connections of the API and of NBD each, below which a host is of no use.
 const CLIENTS_LEAST: u64 = 4;
-/// NBD clients.
-const NBD_MOST: u64 = 256;
 /// Of the directory itself.
 const DIRECTORY_OWN: u64 = 24;
 
@@ -43,7 +42,7 @@ pub struct Shares {
 pub fn of_host(disks: usize) -> Result<Shares, Problem> {
     let disks = EACH_DISK * disks as u64;
     let least = OWN + disks + EACH_PEER * PEERS_LEAST + 2 * CLIENTS_LEAST;
-    let clients = limits::CONNECTIONS_MAX as u64 + NBD_MOST;
+    let clients = limits::CONNECTIONS_MAX as u64 + nbd_most();
     let most = OWN + disks + EACH_PEER * PEERS_MOST + clients;
     let limit = raise("this host", least, most)?;
     Ok(shares(limit, disks))
@@ -58,13 +57,18 @@ pub fn of_directory() -> Result<(), Problem> {
     raise("the directory", DIRECTORY_OWN + CLIENTS_LEAST, DIRECTORY_OWN + clients).map(drop)
 }
 
+/// NBD clients that the front end takes.
+fn nbd_most() -> u64 {
+    Limits::default().connections as u64
+}
+
 fn shares(limit: u64, disks: u64) -> Shares {
     // Room for all peers there may be, as long as clients have theirs.
     let left = limit.saturating_sub(OWN + disks + EACH_PEER * PEERS_LEAST);
     let peers = (EACH_PEER * (PEERS_MOST - PEERS_LEAST)).min(left / 3);
     let left = left - peers;
     let api = (left / 3).clamp(CLIENTS_LEAST, limits::CONNECTIONS_MAX as u64);
-    let nbd = left.saturating_sub(api).clamp(CLIENTS_LEAST, NBD_MOST);
+    let nbd = left.saturating_sub(api).clamp(CLIENTS_LEAST, nbd_most());
     Shares { api: api as usize, nbd: nbd as usize }
 }
 
@@ -98,7 +102,7 @@ fn raise(who: &str, least: u64, most: u64) -> Result<u64, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CLIENTS_LEAST, EACH_DISK, EACH_PEER, NBD_MOST, OWN, PEERS_LEAST, shares};
+    use super::{CLIENTS_LEAST, EACH_DISK, EACH_PEER, OWN, PEERS_LEAST, nbd_most, shares};
 
     #[test]
     fn shares_fit_and_large_limits_give_everything() {
@@ -111,7 +115,7 @@ mod tests {
                 assert!(shares.api as u64 >= CLIENTS_LEAST && shares.nbd as u64 >= CLIENTS_LEAST);
             }
             let all = shares(1 << 20, disks);
-            assert_eq!((all.api, all.nbd as u64), (256, NBD_MOST));
+            assert_eq!((all.api, all.nbd as u64), (256, nbd_most()));
         }
     }
 }

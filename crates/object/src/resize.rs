@@ -19,6 +19,9 @@ use atoll_world::{Components, Lane, Nanos, World, sometimes};
 use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
 
+/// Chunks among which data is looked for at once: 64 GiB.
+const LOOK_CHUNKS: u32 = 1 << 16;
+
 /// Why a volume was not resized.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ResizeError {
@@ -143,13 +146,21 @@ impl<W: World, S: Components> Owner<W, S> {
         for leg in self.legs() {
             let Some(member) = self.any_active(&leg) else { return true };
             let end = End::of(&member);
-            let Ok(chunks) = self.chunks_since(&end, Seq(0)).await else { return true };
-            let mut tags = futures_util::stream::iter(chunks)
-                .map(|chunk| self.tags_of(&end, chunk))
-                .buffer_unordered(PIECES_MAX);
-            while let Some(tags) = tags.next().await {
-                let is_zero = tags.is_ok_and(|t| t.iter().all(|tag| tag.state.reads_as_zero()));
-                if !is_zero || self.now() > until {
+            let all = self.0.record.borrow().leg_chunks(leg.index);
+            // A part at a time: the first data found is enough.
+            for first in (0..all).step_by(LOOK_CHUNKS as usize) {
+                let part = first..all.min(first + LOOK_CHUNKS);
+                let Ok(chunks) = self.list_chunks(&end, Seq(0), part).await else { return true };
+                let mut tags = futures_util::stream::iter(chunks)
+                    .map(|chunk| self.tags_of(&end, chunk))
+                    .buffer_unordered(PIECES_MAX);
+                while let Some(tags) = tags.next().await {
+                    let is_zero = tags.is_ok_and(|t| t.iter().all(|t| t.state.reads_as_zero()));
+                    if !is_zero || self.now() > until {
+                        return true;
+                    }
+                }
+                if self.now() > until {
                     return true;
                 }
             }
