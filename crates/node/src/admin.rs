@@ -287,6 +287,7 @@ impl<W: World, S: Components> Node<W, S> {
                 scrub_ended_ms: scrub.ended.map(unix_ms),
                 scrub_whole: scrub.whole,
                 components: store.list().len() as u32,
+                free_components: Some(space.free_components),
             }
         });
         let objects = self.0.objects.owned().into_iter().map(|o| {

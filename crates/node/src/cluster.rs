@@ -210,6 +210,7 @@ impl<W: World, S: Components> Node<W, S> {
                     capacity_bytes: said.map_or(g.capacity_bytes, |s| s.capacity_bytes),
                     // Unknown space is no space: nothing is placed on a guess.
                     free_bytes: said.map_or(0, |s| s.free_bytes),
+                    free_components: said.and_then(|s| s.free_components).unwrap_or(u32::MAX),
                 }
             });
             HostView {

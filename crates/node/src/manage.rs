@@ -5,7 +5,7 @@ use crate::Node;
 use crate::admin::{Answer, Ask};
 use crate::status::NodeEvent;
 use crate::volume_lock::Lock;
-use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId, Seq};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId, Seq};
 use atoll_format::record::{
     self, LegRecord, LockPurpose, MemberRecord, MemberState, ObjectRecord, ObjectState, Policy,
     PolicyRecord, RECORD_VERSION, VolumeRecord, key,
@@ -13,7 +13,7 @@ use atoll_format::record::{
 use atoll_format::units::{BLOCKS_PER_CHUNK, check_object_size};
 use atoll_object::limits::{HOLD, LEASE};
 use atoll_object::message::{Reply, Request};
-use atoll_object::placement::{self, Explanation, Refusal};
+use atoll_object::placement::{self, Explanation, HostView, Refusal};
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Change, Compare, Directory, Entry, Revision, Txn, TxnReply};
 use atoll_world::{Components, DirectoryError, Lane, Nanos, StoreError, World, sometimes};
@@ -23,6 +23,10 @@ use std::collections::BTreeMap;
 pub const DEFAULT_POLICY: &str = "default";
 /// How long a host may take to make a component.
 const CREATE_DEADLINE: Nanos = Nanos::from_secs(5);
+/// Attempts to make a volume: as many as may make volumes with one policy at once, about.
+const CREATE_ATTEMPTS_MAX: usize = 64;
+/// The longest wait before the next attempt, if another volume was made with the policy meanwhile.
+const POLICY_WAIT: Nanos = Nanos::from_ms(100);
 /// How long a host has been away before its clients count as gone: no I/O of theirs is held longer.
 pub(crate) const AWAY_MIN: Nanos = Nanos(HOLD.0 + LEASE.0);
 /// How long a host may take to take note of something, or to tell what has happened.
@@ -200,6 +204,35 @@ pub struct PlacementView {
     pub volume: VolumeView,
     /// Why its components are where they are.
     pub explanation: Explanation,
+}
+
+/// What has come of an attempt to make a volume.
+enum Attempt {
+    Made(Box<VolumeView>),
+    /// Nothing was done: its policy is not as it was read.
+    PolicyMoved,
+    /// Nothing is left of it: a component could not be made in this place.
+    NotThere(Refused),
+}
+
+/// A place that has refused, whatever is known of it.
+enum Refused {
+    Silent(HostId),
+    Full(GroupId),
+}
+
+impl Refused {
+    fn apply(&self, hosts: &mut [HostView]) {
+        match *self {
+            Self::Silent(id) => {
+                hosts.iter_mut().filter(|h| h.id == id).for_each(|h| h.alive = false);
+            }
+            Self::Full(id) => {
+                let groups = hosts.iter_mut().flat_map(|h| &mut h.groups);
+                groups.filter(|g| g.id == id).for_each(|g| g.free_components = 0);
+            }
+        }
+    }
 }
 
 impl<W: World, S: Components> Node<W, S> {
@@ -421,10 +454,36 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Makes a volume: its record, its components, then it is ready.
+    /// Makes a volume: its record, its components, then it is ready. Where a host turns out not to
+    /// answer, or a disk group to be full, other places are tried: nobody looks at the cluster and
+    /// changes it at once.
     pub async fn create_volume(&self, create: CreateVolume) -> Result<VolumeView, ManageError> {
-        let CreateVolume { name, size_bytes, policy, prefer, dry_run } = create;
-        check_size(size_bytes)?;
+        check_size(create.size_bytes)?;
+        let mut refused = Vec::new();
+        for _ in 0..CREATE_ATTEMPTS_MAX {
+            match self.try_create(&create, &refused).await? {
+                Attempt::Made(view) => return Ok(*view),
+                // Each volume that is made with a policy writes it: some other was faster.
+                Attempt::PolicyMoved => {
+                    let wait = self.world().random() % POLICY_WAIT.0;
+                    self.world().sleep(Nanos(wait)).await;
+                }
+                Attempt::NotThere(place) => {
+                    sometimes!("create.another_place_is_tried");
+                    refused.push(place);
+                }
+            }
+        }
+        Err(ManageError::Conflict(create.name))
+    }
+
+    /// One attempt, elsewhere than `refused` says.
+    async fn try_create(
+        &self,
+        create: &CreateVolume,
+        refused: &[Refused],
+    ) -> Result<Attempt, ManageError> {
+        let CreateVolume { name, size_bytes, policy, prefer, dry_run } = create.clone();
         let policy_name = policy.unwrap_or_else(|| DEFAULT_POLICY.into());
         let policy = self.policy(&policy_name).await?;
         let policy_entry = match policy_name == DEFAULT_POLICY {
@@ -443,7 +502,8 @@ impl<W: World, S: Components> Node<W, S> {
         let id = ObjectId(self.world().random());
         let prefer = prefer.or(Some(self.0.config.host));
         let place = || {
-            let hosts = self.0.objects.inventory();
+            let mut hosts = self.0.objects.inventory();
+            refused.iter().for_each(|place| place.apply(&mut hosts));
             placement::place(&hosts, &policy, size_bytes, prefer, id.0)
         };
         let legs = match place() {
@@ -486,7 +546,7 @@ impl<W: World, S: Components> Node<W, S> {
         };
         if dry_run {
             record.state = ObjectState::Ready;
-            return Ok(self.view(name, volume, record, Revision(0)));
+            return Ok(Attempt::Made(Box::new(self.view(name, volume, record, Revision(0)))));
         }
         let (object_key, volume_key) = (key::object(id), key::volume(&name));
         let mut txn = Txn {
@@ -509,24 +569,22 @@ impl<W: World, S: Components> Node<W, S> {
                 .iter()
                 .any(|(_, e)| e.as_ref().is_some_and(|e| e.value == record::encode(&volume)))
         };
-        match self.settle(txn, mine).await {
-            Ok(true) => {}
-            Ok(false) => {
-                let taken = self.world().directory().get(&volume_key).await;
-                let taken = taken.map_err(ManageError::Directory)?.is_some();
-                // Else the policy has changed: another volume was made with it, or it is gone.
-                return Err(if taken { exists() } else { ManageError::Conflict(name) });
-            }
-            // Who gives up here leaves nothing that stays: what is never ready is removed again.
-            Err(error) => return Err(error),
+        // Who gives up here leaves nothing that stays: what is never ready is removed again.
+        if !self.settle(txn, mine).await? {
+            let taken = self.world().directory().get(&volume_key).await;
+            let taken = taken.map_err(ManageError::Directory)?.is_some();
+            return if taken { Err(exists()) } else { Ok(Attempt::PolicyMoved) };
         }
-        if let Err(error) = self.create_components(&record).await {
+        if let Err((place, error)) = self.create_components(&record).await {
             // Only this call makes it ready: if it cannot be removed now, it is removed later.
-            let _ = self.start_delete(id, &[], |r| r.state == ObjectState::Creating).await;
-            return Err(error);
+            let removed = self.start_delete(id, &[], |r| r.state == ObjectState::Creating).await;
+            return match (place, removed) {
+                (Some(place), Ok(())) => Ok(Attempt::NotThere(place)),
+                _ => Err(error),
+            };
         }
         let (record, revision) = self.make_ready(&name, id).await?;
-        Ok(self.view(name, volume, record, revision))
+        Ok(Attempt::Made(Box::new(self.view(name, volume, record, revision))))
     }
 
     /// The last step of making a volume: if it is still the one that is being made.
@@ -564,7 +622,12 @@ impl<W: World, S: Components> Node<W, S> {
         Err(deleted())
     }
 
-    async fn create_components(&self, record: &ObjectRecord) -> Result<(), ManageError> {
+    /// # Errors
+    /// Why a component could not be made, and if another place may do, which one did not.
+    async fn create_components(
+        &self,
+        record: &ObjectRecord,
+    ) -> Result<(), (Option<Refused>, ManageError)> {
         for (leg, member) in record.members() {
             let spec = ComponentSpec {
                 object: record.id,
@@ -572,25 +635,22 @@ impl<W: World, S: Components> Node<W, S> {
                 blocks: record.leg_chunks(leg) * BLOCKS_PER_CHUNK,
                 epoch: record.epoch,
             };
-            let (group, component) = (member.group, member.component);
+            let (host, group, component) = (member.host, member.group, member.component);
             let request = Request::Create { group, component, spec };
             let deadline = self.world().now() + CREATE_DEADLINE;
             let peers = self.0.objects.peers();
-            match peers.call(member.host, Lane::Control, request, deadline).await {
+            let name = self.host_name(host);
+            match peers.call(host, Lane::Control, request, deadline).await {
                 Ok(Reply::Done) => {}
                 Ok(Reply::Failed(StoreError::Full)) => {
-                    return Err(ManageError::Failed(format!(
-                        "the disk group on host {} is full",
-                        self.host_name(member.host)
-                    )));
+                    let error = format!("the disk group on host {name} is full");
+                    return Err((Some(Refused::Full(group)), ManageError::Failed(error)));
                 }
                 Ok(Reply::Failed(error)) => {
-                    return Err(ManageError::Failed(format!(
-                        "host {} cannot make its copy: {error}",
-                        self.host_name(member.host)
-                    )));
+                    let error = format!("host {name} cannot make its copy: {error}");
+                    return Err((None, ManageError::Failed(error)));
                 }
-                _ => return Err(ManageError::Unreachable(self.host_name(member.host))),
+                _ => return Err((Some(Refused::Silent(host)), ManageError::Unreachable(name))),
             }
         }
         Ok(())

@@ -79,6 +79,9 @@ pub struct GroupStatus {
     /// Components in it.
     #[serde(default)]
     pub components: u32,
+    /// Components that can still be made in it; none if the host is too old to say.
+    #[serde(default)]
+    pub free_components: Option<u32>,
     /// Scrub: blocks looked at in this pass.
     pub scrub_checked: u64,
     /// Scrub: blocks to look at.

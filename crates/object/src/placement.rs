@@ -3,8 +3,8 @@
 //! Rules, in order:
 //! 1. **Domains.** The members of a leg are in different fault domains. Never broken.
 //! 2. **Room.** A component goes only where it would fit if it were written in full, together
-//!    with the object's other components there. (Objects are thin: what others have not written
-//!    yet is not set aside.) Never broken.
+//!    with the object's other components there, and where the group's table has room for one more.
+//!    (Objects are thin: what others have not written yet is not set aside.) Never broken.
 //! 3. **Record.** The object's record stays below the directory's largest value in its longest
 //!    form, with members absent and resyncing in every leg: else losing a host could not be
 //!    recorded. Never broken.
@@ -60,6 +60,15 @@ pub struct GroupView {
     pub capacity_bytes: u64,
     /// Bytes that are not used; 0 also when that is not known.
     pub free_bytes: u64,
+    /// Components that can still be made in it: its table of them has an end, too.
+    pub free_components: u32,
+}
+
+impl GroupView {
+    /// Room in bytes; none where there is no room for a component of any size.
+    fn room(&self) -> u64 {
+        if self.free_components == 0 { 0 } else { self.free_bytes }
+    }
 }
 
 /// Where one leg goes.
@@ -128,6 +137,8 @@ pub enum Reason {
     NoGroups,
     /// All its disk groups have failed.
     Failed,
+    /// Its disk groups hold as many components as they can.
+    Crowded,
     /// No group has room for the component.
     Full {
         /// The most that is free in one group.
@@ -175,6 +186,8 @@ pub enum Remedy {
     Stripe(u8),
     /// A smaller object, of at most so many bytes.
     Shrink(u64),
+    /// Delete objects: fewer components.
+    FewerObjects,
 }
 
 /// Why an object (or one component) cannot be placed.
@@ -359,7 +372,7 @@ pub fn grow(
         let host = hosts.iter().find(|host| host.id == id);
         let here: Vec<&GroupView> =
             host.iter().flat_map(|host| &host.groups).filter(|g| g.id == group).collect();
-        let reason = host.map_or(Some(Reason::Down), |host| unfit(host, &here, bytes));
+        let reason = host.map_or(Some(Reason::Down), |host| unfit(host, &here, 0, bytes));
         let Some(reason) = reason else { continue };
         if let Reason::Full { free_bytes, needed_bytes } = reason {
             missing += needed_bytes - free_bytes;
@@ -422,7 +435,7 @@ pub fn replacement(
         let reason = if occupied.contains(&host.fault_domain) {
             Reason::Occupied { domain: host.fault_domain.clone() }
         } else {
-            let Some(reason) = unfit(host, &here, bytes) else { continue };
+            let Some(reason) = unfit(host, &here, 1, bytes) else { continue };
             if let Reason::Full { free_bytes, .. } = reason {
                 missing = missing.min(bytes - free_bytes);
             }
@@ -490,7 +503,7 @@ fn explain_leg(record: &ObjectRecord, hosts: &[HostView], leg: usize) -> LegExpl
             .collect();
         let group = host.and_then(|h| h.groups.iter().find(|g| g.id == member.group));
         let trouble = match (host, group) {
-            (Some(host), Some(group)) => unfit(host, &[group], 0),
+            (Some(host), Some(group)) => unfit(host, &[group], 0, 0),
             (Some(_), None) => Some(Reason::Failed),
             (None, _) => Some(Reason::Down),
         };
@@ -535,7 +548,7 @@ fn why(
         .iter()
         .filter(|h| !others.contains(h.fault_domain.as_str()) && h.alive)
         .flat_map(|h| h.groups.iter().map(move |g| (h, g)))
-        .filter(|(_, g)| g.id == member.group || (g.healthy && g.free_bytes >= bytes))
+        .filter(|(_, g)| g.id == member.group || (g.healthy && g.room() >= bytes))
         .collect();
     let own = hosts.iter().find(|h| h.id == member.host).map(|h| &h.fault_domain);
     if choice.iter().all(|(h, _)| Some(&h.fault_domain) == own) {
@@ -568,7 +581,7 @@ impl<'a> Place<'a> {
         let names: Vec<&str> = names.into_iter().collect();
         let mut places = Vec::new();
         for host in hosts.iter().filter(|h| h.alive) {
-            for group in host.groups.iter().filter(|g| g.healthy && g.free_bytes > 0) {
+            for group in host.groups.iter().filter(|g| g.healthy && g.room() > 0) {
                 let name = names.binary_search(&host.fault_domain.as_str());
                 places.push(Self {
                     host,
@@ -595,6 +608,7 @@ impl<'a> Place<'a> {
 struct Search<'a> {
     places: &'a [Place<'a>],
     free: Vec<u64>,
+    /// Components chosen so far, by place.
     taken: Vec<u32>,
     legs: &'a [u64],
     /// The smallest of the legs from each on, for the bound.
@@ -630,16 +644,23 @@ impl<'a> Search<'a> {
         let Some(&least) = self.least.get(leg) else { return true };
         let left = (self.legs.len() - leg) as u64;
         let mut slots = vec![0u64; self.domains];
-        for (place, free) in self.places.iter().zip(&self.free) {
-            slots[place.domain] += free / least;
+        for ((place, free), taken) in self.places.iter().zip(&self.free).zip(&self.taken) {
+            let entries = place.group.free_components - taken;
+            slots[place.domain] += (free / least).min(u64::from(entries));
         }
         slots.into_iter().map(|s| s.min(left)).sum::<u64>() >= left * self.copies as u64
     }
 
+    /// Whether the table of a place has room for one component more.
+    fn has_entry(&self, place: usize) -> bool {
+        self.taken[place] < self.places[place].group.free_components
+    }
+
     fn leg(&mut self, leg: usize) -> bool {
         let Some(&bytes) = self.legs.get(leg) else { return true };
-        let mut order: Vec<usize> =
-            (0..self.places.len()).filter(|&p| self.free[p] >= bytes).collect();
+        let mut order: Vec<usize> = (0..self.places.len())
+            .filter(|&p| self.free[p] >= bytes && self.has_entry(p))
+            .collect();
         self.steps += self.places.len();
         order.sort_by(|&a, &b| {
             let key = |p: usize| (!self.places[p].near, self.places[p].score(self.taken[p]));
@@ -729,7 +750,7 @@ fn domains(hosts: &[HostView]) -> BTreeMap<&str, Domain> {
     for host in hosts.iter().filter(|h| h.alive) {
         for group in host.groups.iter().filter(|g| g.healthy) {
             let domain = domains.entry(&host.fault_domain).or_default();
-            domain.usable |= group.free_bytes > 0;
+            domain.usable |= group.room() > 0;
             domain.capacity += group.capacity_bytes;
             domain.free += group.free_bytes;
             domain.used += group.capacity_bytes.saturating_sub(group.free_bytes);
@@ -814,17 +835,22 @@ fn record_bytes(policy: &Policy, size_bytes: u64) -> usize {
     record::encode(&blank(policy, size_bytes, 0)).len() + leg * legs_needed(policy, size_bytes)
 }
 
-/// Why nothing of `bytes` can go to these groups of a host; none if it can.
-fn unfit(host: &HostView, groups: &[&GroupView], bytes: u64) -> Option<Reason> {
+/// Why so many more components (0: those that are there grow), of `bytes` in all, cannot go to one
+/// of these groups of a host; none if they can.
+fn unfit(host: &HostView, groups: &[&GroupView], more: u32, bytes: u64) -> Option<Reason> {
     if !host.alive {
         return Some(Reason::Down);
     }
     if groups.is_empty() {
         return Some(Reason::NoGroups);
     }
-    let healthy = groups.iter().filter(|g| g.healthy);
-    let Some(free_bytes) = healthy.map(|g| g.free_bytes).max() else {
+    let healthy = || groups.iter().filter(|g| g.healthy);
+    if healthy().next().is_none() {
         return Some(Reason::Failed);
+    }
+    let open = healthy().filter(|g| g.free_components >= more);
+    let Some(free_bytes) = open.map(|g| g.free_bytes).max() else {
+        return Some(Reason::Crowded);
     };
     (free_bytes < bytes).then_some(Reason::Full { free_bytes, needed_bytes: bytes })
 }
@@ -854,7 +880,7 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
     let mut short: BTreeMap<&str, u64> = BTreeMap::new();
     for host in sorted(hosts) {
         let groups: Vec<&GroupView> = host.groups.iter().collect();
-        let reason = unfit(host, &groups, component_bytes);
+        let reason = unfit(host, &groups, 1, component_bytes);
         match &reason {
             None => {
                 fitting.insert(&host.fault_domain);
@@ -873,6 +899,9 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
         }
     }
     let mut remedies = returning(&excluded);
+    if excluded.iter().any(|e| e.reason == Reason::Crowded) {
+        remedies.push(Remedy::FewerObjects);
+    }
     let rule = if taking.len() < needed {
         remedies.push(Remedy::AddHosts(needed - taking.len()));
         Rule::Domains { needed, usable: taking.len() }
@@ -915,7 +944,8 @@ fn missing_in_total(hosts: &[HostView], legs: &[u64], copies: usize) -> u64 {
     let largest = legs.iter().copied().max().unwrap_or(CHUNK);
     let mut slots: BTreeMap<usize, u64> = BTreeMap::new();
     for place in Place::of(hosts, None, 0) {
-        *slots.entry(place.domain).or_default() += place.free / largest;
+        let entries = u64::from(place.group.free_components);
+        *slots.entry(place.domain).or_default() += (place.free / largest).min(entries);
     }
     let fit: u64 = slots.values().map(|&s| s.min(legs.len() as u64)).sum();
     (legs.len() * copies).saturating_sub(fit as usize).max(1) as u64 * largest
@@ -944,6 +974,7 @@ impl fmt::Display for Reason {
             Self::Down => write!(f, "is down"),
             Self::NoGroups => write!(f, "has no disk group"),
             Self::Failed => write!(f, "has only failed disk groups"),
+            Self::Crowded => write!(f, "holds as many components as its disk groups can"),
             Self::Full { free_bytes, needed_bytes } => write!(
                 f,
                 "has {} free in one disk group of the {} needed",
@@ -969,6 +1000,7 @@ impl fmt::Display for Remedy {
             }
             Self::Stripe(width) => write!(f, "use a policy with stripe_width {width}"),
             Self::Shrink(bytes) => write!(f, "make it at most {}", iec(*bytes)),
+            Self::FewerObjects => write!(f, "delete volumes that are not needed"),
         }
     }
 }
@@ -1137,6 +1169,7 @@ mod tests {
                     healthy: true,
                     capacity_bytes,
                     free_bytes,
+                    free_components: u32::MAX,
                 })
                 .collect(),
         };
@@ -1470,8 +1503,8 @@ mod tests {
     /// Whether there is any placement: every way to choose, without any order or bound.
     fn possible(hosts: &[HostView], legs: &[u64], copies: usize) -> bool {
         fn choose(
-            groups: &[(String, u64)],
-            free: &mut Vec<u64>,
+            groups: &[&String],
+            free: &mut Vec<(u64, u32)>,
             legs: &[u64],
             copies: usize,
             members: &mut Vec<usize>,
@@ -1481,42 +1514,45 @@ mod tests {
                 return choose(groups, free, rest, copies, &mut Vec::new());
             }
             for g in members.last().map_or(0, |l| l + 1)..groups.len() {
-                if free[g] < bytes || members.iter().any(|&m| groups[m].0 == groups[g].0) {
+                let (room, entries) = free[g];
+                let is_near = members.iter().any(|&m| groups[m] == groups[g]);
+                if room < bytes || entries == 0 || is_near {
                     continue;
                 }
-                free[g] -= bytes;
+                free[g] = (room - bytes, entries - 1);
                 members.push(g);
                 let found = choose(groups, free, legs, copies, members);
                 members.pop();
-                free[g] += bytes;
+                free[g] = (room, entries);
                 if found {
                     return true;
                 }
             }
             false
         }
-        let groups: Vec<(String, u64)> = hosts
+        let (groups, mut free): (Vec<&String>, Vec<(u64, u32)>) = hosts
             .iter()
             .filter(|h| h.alive)
-            .flat_map(|h| h.groups.iter().map(|g| (h.fault_domain.clone(), g)))
+            .flat_map(|h| h.groups.iter().map(|g| (&h.fault_domain, g)))
             .filter(|(_, g)| g.healthy)
-            .map(|(d, g)| (d, g.free_bytes))
-            .collect();
-        let mut free = groups.iter().map(|g| g.1).collect();
+            .map(|(domain, g)| (domain, (g.free_bytes, g.free_components)))
+            .unzip();
         choose(&groups, &mut free, legs, copies, &mut Vec::new())
     }
 
     fn hosts() -> impl Strategy<Value = Vec<HostView>> {
-        let group = (0u64..6, 0u64..3, 0u8..10);
+        let entries = prop_oneof![0u32..4, Just(u32::MAX)];
+        let group = (0u64..6, 0u64..3, 0u8..10, entries);
         let host = (0u8..4, 0u8..12, proptest::collection::vec(group, 0..3));
         proptest::collection::vec(host, 1..5).prop_map(|hosts| {
-            type Drawn = (u8, u8, Vec<(u64, u64, u8)>);
+            type Drawn = (u8, u8, Vec<(u64, u64, u8, u32)>);
             let view = |(i, (domain, state, groups)): (usize, Drawn)| {
-                let group = |(g, (free, used, health)): (usize, (u64, u64, u8))| GroupView {
+                let group = |(g, (free, used, health, entries))| GroupView {
                     id: GroupId(i as u64 * 10 + g as u64),
                     healthy: health > 0,
                     capacity_bytes: (free + used) * CHUNK,
                     free_bytes: free * CHUNK,
+                    free_components: entries,
                 };
                 HostView {
                     id: HostId(i as u64),
@@ -1547,7 +1583,7 @@ mod tests {
             let placed = place(&hosts, &policy, size, prefer.map(HostId), seed);
             match &placed {
                 Ok(placed) => {
-                    let mut free: BTreeMap<GroupId, u64> = BTreeMap::new();
+                    let mut free: BTreeMap<GroupId, (u64, u32)> = BTreeMap::new();
                     prop_assert_eq!(placed.len(), legs.len());
                     for (leg, &bytes) in placed.iter().zip(&legs) {
                         prop_assert_eq!(leg.bytes, bytes);
@@ -1558,9 +1594,10 @@ mod tests {
                             let group = host.groups.iter().find(|g| g.id == group).expect("there");
                             prop_assert!(host.alive && group.healthy);
                             prop_assert!(domains.insert(&host.fault_domain), "two in a domain");
-                            let left = free.entry(group.id).or_insert(group.free_bytes);
-                            prop_assert!(*left >= bytes, "no room");
-                            *left -= bytes;
+                            let all = (group.free_bytes, group.free_components);
+                            let (room, entries) = free.entry(group.id).or_insert(all);
+                            prop_assert!(*room >= bytes && *entries > 0, "no room");
+                            (*room, *entries) = (*room - bytes, *entries - 1);
                         }
                     }
                 }
@@ -1619,7 +1656,7 @@ mod tests {
             };
             let fits = |host: &HostView, g: &GroupView| {
                 host.alive && g.healthy && g.id != gone.group
-                    && g.free_bytes >= chunks * CHUNK && &host.fault_domain != domain(stays.host)
+                    && g.room() >= chunks * CHUNK && &host.fault_domain != domain(stays.host)
             };
             match replacement(&hosts, &record, 0, gone.component) {
                 Ok((host, group)) => {

@@ -271,6 +271,7 @@ impl Components for IdealStore {
             capacity_bytes: self.0.capacity,
             used_bytes: used,
             free_bytes: self.0.capacity - used.min(self.0.capacity),
+            free_components: u32::MAX,
             log_bytes: 1 << 30,
             log_fill: 0,
         }

@@ -15,6 +15,7 @@ use atoll_store::Store;
 use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::Volumes;
 use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
+use futures_util::future::{Either, join_all, select};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -109,6 +110,18 @@ impl Hosts {
     }
 }
 
+async fn try_volume(node: &Host, name: &str, size_bytes: u64) -> Result<VolumeView, ManageError> {
+    let name = name.to_owned();
+    node.create_volume(CreateVolume {
+        name,
+        size_bytes,
+        policy: None,
+        prefer: None,
+        dry_run: false,
+    })
+    .await
+}
+
 /// Runs a test in a cluster that is up.
 fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -> F + 'static) {
     let hosts = Hosts::new(count);
@@ -124,9 +137,7 @@ fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -
 }
 
 async fn make(node: &Host, name: &str, size_bytes: u64) -> ObjectId {
-    let create =
-        CreateVolume { name: name.into(), size_bytes, policy: None, prefer: None, dry_run: false };
-    node.create_volume(create).await.expect("made").record.id
+    try_volume(node, name, size_bytes).await.expect("made").record.id
 }
 
 /// To that size, whether that is more or less.
@@ -569,7 +580,7 @@ fn volumes_that_are_made_and_deleted_by_several_hosts_leave_nothing_behind() {
                 }
             }
         });
-        futures_util::future::join_all(work).await;
+        join_all(work).await;
         hosts.wait(Nanos::from_secs(20)).await;
         let node = hosts.node(1);
         if node.volume("x").await.is_ok() {
@@ -624,8 +635,11 @@ fn a_host_that_stopped_in_order_does_not_keep_volumes() {
         hosts.kill(2).await;
         node.delete_volume("v", None, false, false).await.expect("deleted");
         // It is there again, and dies without a word.
+        assert_eq!(hosts.keys("stopped/").len(), 1);
         hosts.rig.start(2);
         hosts.wait(Nanos::from_secs(10)).await;
+        hosts.node(2).arrive().await;
+        assert!(hosts.keys("stopped/").is_empty());
         hosts.kill(2).await;
         let refused = node.delete_volume("w", None, false, false).await.expect_err("perhaps");
         assert!(matches!(refused, ManageError::MayBeInUse { .. }), "{refused}");
@@ -650,5 +664,136 @@ fn copies_on_a_disk_that_is_missing_are_waited_for() {
             .members()
             .any(|(_, m)| matches!(m.state, MemberState::Absent { lost: true, .. }));
         assert!(!lost && record.members().count() == 2, "rebuilt at once: {record:?}");
+    });
+}
+
+/// A shrink under way for a life that has ended is not carried out over what is written since.
+#[test]
+fn what_a_host_asked_for_before_it_died_ends_before_its_volume_is_opened() {
+    with(3, |hosts| async move {
+        for round in 0..30u64 {
+            let name = format!("s{round}");
+            make(&hosts.node(1), &name, 8 * MIB).await;
+            write(&hosts.node(1), &name, 6 * MIB, 1).await;
+            let (node, wanted) = (hosts.node(0), name.clone());
+            let shrink = async move {
+                let _ = resize(&node, &wanted, 4 * MIB).await;
+            };
+            let life = {
+                let (hosts, name) = (hosts.clone(), name.clone());
+                async move {
+                    hosts.wait(Nanos::from_us(300 * round)).await;
+                    hosts.rig.pause(1);
+                    hosts.wait(Nanos::from_ms(200)).await;
+                    hosts.rig.kill(0, false);
+                    hosts.rig.start(0);
+                    hosts.wait(Nanos::from_ms(300)).await;
+                    hosts.rig.resume(1);
+                    hosts.wait(Nanos::from_ms(50)).await;
+                    let node = hosts.node(0);
+                    let mut tries = 0;
+                    let volume = loop {
+                        match node.open(&name).await {
+                            Ok(volume) => break volume,
+                            Err(why) => assert!(tries < 1000, "{why}"),
+                        }
+                        tries += 1;
+                        hosts.wait(Nanos::from_ms(20)).await;
+                    };
+                    volume.write(6 * MIB, vec![Buf::copy_from(&[9; 4096])]).await
+                }
+            };
+            // Nobody waits for the shrink: its host is dead.
+            let written = match select(Box::pin(life), Box::pin(shrink)).await {
+                Either::Left((written, _)) => written,
+                Either::Right(((), life)) => life.await,
+            };
+            hosts.wait(Nanos::from_secs(20)).await;
+            let size = hosts.node(2).volume(&name).await.expect("there").record.size_bytes;
+            if written.is_ok() {
+                assert_eq!(size, 8 * MIB, "round {round}: shrunk over an acknowledged write");
+                assert_eq!(read(&hosts.node(2), &name, 6 * MIB).await, 9);
+            }
+            hosts.node(2).delete_volume(&name, None, false, false).await.expect("deleted");
+        }
+    });
+}
+
+#[test]
+fn volumes_made_at_once_with_one_policy_are_all_made() {
+    with(3, async |hosts| {
+        hosts.node(0).create_policy("p", Policy::DEFAULT).await.expect("made");
+        let make = async |n: usize| {
+            let create = CreateVolume {
+                name: format!("v{n}"),
+                size_bytes: MIB,
+                policy: Some("p".into()),
+                prefer: None,
+                dry_run: false,
+            };
+            hosts.node(n % 3).create_volume(create).await.map(drop)
+        };
+        let made = join_all((0..24).map(make)).await;
+        assert_eq!(made, vec![Ok(()); 24]);
+        assert_eq!(hosts.node(1).volumes().await.expect("a list").len(), 24);
+        assert!(matches!(
+            hosts.node(2).delete_policy("p").await,
+            Err(ManageError::PolicyInUse { .. })
+        ));
+    });
+}
+
+#[test]
+fn a_volume_is_made_where_hosts_answer() {
+    with(3, async |hosts| {
+        // The others take it for alive for a while.
+        hosts.rig.kill(1, false);
+        let make = async |n: usize| try_volume(&hosts.node(0), &format!("v{n}"), MIB).await;
+        for made in join_all((0..8).map(make)).await {
+            let made = made.expect("there is room on two hosts that answer");
+            assert!(made.record.members().all(|(_, m)| m.host != host_id(1)));
+        }
+        assert_eq!(hosts.keys(key::VOLUMES).len(), 8);
+        // With one host left there is no place, and nothing stays.
+        hosts.rig.kill(2, false);
+        let refused = try_volume(&hosts.node(0), "w", MIB).await.expect_err("no place");
+        assert!(matches!(refused, ManageError::CannotPlace(_)), "{refused}");
+        assert_eq!(hosts.keys(key::VOLUMES).len(), 8);
+        hosts.rig.start(1);
+        hosts.rig.start(2);
+        hosts.wait(Nanos::from_secs(60)).await;
+        assert_eq!(hosts.keys(key::OBJECTS).len(), 8);
+    });
+}
+
+#[test]
+fn a_group_that_holds_as_many_components_as_it_can_is_no_place() {
+    with(2, async |hosts| {
+        let node = hosts.node(0);
+        let free = |host: usize| -> u32 {
+            let stores = hosts.node(host).objects().members().stores();
+            stores.iter().map(|store| store.space().free_components).sum()
+        };
+        let most = free(0);
+        assert!((256..=4096).contains(&most), "{most}");
+        for n in 0..most {
+            try_volume(&node, &format!("v{n}"), MIB).await.expect("there is room");
+        }
+        assert_eq!((free(0), free(1)), (0, 0));
+        // Known from the groups, and, before they have told, from their refusal.
+        for _ in 0..2 {
+            let refused = try_volume(&node, "more", MIB).await.expect_err("no place");
+            assert!(matches!(refused, ManageError::CannotPlace(_)), "{refused}");
+            let told = refused.to_string();
+            assert!(told.contains("holds as many components as its disk groups can"), "{told}");
+            assert!(told.contains("delete volumes that are not needed"), "{told}");
+            hosts.wait(Nanos::from_secs(10)).await;
+        }
+        assert_eq!(hosts.keys(key::VOLUMES).len(), most as usize);
+        // What is there can grow all the same.
+        resize(&node, "v1", 8 * MIB).await.expect("grows");
+        node.delete_volume("v0", None, false, false).await.expect("deleted");
+        hosts.wait(Nanos::from_secs(10)).await;
+        try_volume(&node, "more", MIB).await.expect("there is room again");
     });
 }

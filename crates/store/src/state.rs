@@ -254,7 +254,9 @@ impl State {
     }
 
     pub(crate) fn group_space(&self) -> GroupSpace {
+        let components = u32::try_from(self.components.len()).unwrap_or(u32::MAX);
         let mut space = GroupSpace {
+            free_components: self.geometry.components_max.saturating_sub(components),
             log_bytes: self.geometry.log_bytes(),
             log_fill: self.log_fill(),
             ..GroupSpace::default()

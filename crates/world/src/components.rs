@@ -155,6 +155,8 @@ pub struct GroupSpace {
     pub used_bytes: u64,
     /// Bytes that new chunks can still take, the reserve left out.
     pub free_bytes: u64,
+    /// Components that can still be made in it.
+    pub free_components: u32,
     /// Size of the write log.
     pub log_bytes: u64,
     /// Part of it in use, 0 to 255: writers are slowed by the fullest member.

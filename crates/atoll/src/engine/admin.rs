@@ -338,6 +338,15 @@ impl View {
                     let message = format!("{percent} % of disk group {name} are in use");
                     check("group-nearly-full", level, message, more_room);
                 }
+                if group.free_components == Some(0) {
+                    let message = format!(
+                        "disk group {name} holds {} components, as many as it can: no volume can \
+                         be made or rebuilt there",
+                        group.components
+                    );
+                    let remedy = "delete volumes that are not needed, or add disk groups";
+                    check("group-crowded", Level::Warning, message, remedy);
+                }
                 if group.log_fill >= LOG_WARNING {
                     let part = (group.log_fill * 100.0) as u64;
                     let message = format!("the write log of disk group {name} is {part} % full");
@@ -1097,6 +1106,10 @@ impl Engine {
             for (name, help, value) in gauges {
                 put(name, help, false, &labels, value as f64);
             }
+            if let Some(free) = group.free_components {
+                let help = "Components that can still be made in the group.";
+                put("atoll_group_free_components", help, false, &labels, f64::from(free));
+            }
             let fill = "Part of the write log in use.";
             put("atoll_group_log_fill_ratio", fill, false, &labels, group.log_fill);
             let healthy = f64::from(u8::from(group.failure.is_empty()));
@@ -1447,7 +1460,8 @@ mod tests {
         };
         let mut volume = resyncing_twice();
         for member in &mut volume.record.legs[0].members {
-            (member.host, member.state) = (HostId(1), MemberState::Active);
+            (member.host, member.group) = (HostId(1), GroupId(1));
+            member.state = MemberState::Active;
         }
         volume.owner.as_mut().expect("it has one").copies.clear();
         let names = |status: Option<&HostStatus>, volume: &VolumeView| -> Vec<(String, Level)> {
@@ -1470,6 +1484,9 @@ mod tests {
         status.groups[0].log_fill = 0.99;
         assert_eq!(names(Some(&status), &volume), one("log-full", Level::Warning));
         status.groups[0].log_fill = 0.5;
+        status.groups[0].free_components = Some(0);
+        assert_eq!(names(Some(&status), &volume), one("group-crowded", Level::Warning));
+        status.groups[0].free_components = Some(1);
         volume.owner.as_mut().expect("it has one").no_space = Some((HostId(1), GroupId(2)));
         assert_eq!(names(Some(&status), &volume), one("no-space", Level::Critical));
     }
