@@ -1,13 +1,14 @@
 """Answers that are true: who is missing is named, what is unknown is not 0, and what is full is said."""
 
 import json
+import os
 import time
 
-from harness import ClusterTest, row
+from harness import ATOLL, ClusterTest, row, run
 from nbd import Client, NbdError
 
 ANSWERS_S = 5.0
-UNPLACEABLE = 6
+NOT_FOUND, UNPLACEABLE = 3, 6
 MIB = 1 << 20
 
 
@@ -57,6 +58,19 @@ class Answers(ClusterTest):
         while "warning" in self.cluster.cli("group", "list").stderr:
             self.assertLess(time.monotonic(), deadline, "it answers again")
             time.sleep(0.2)
+
+    @row("a name that there is not, and a variable without effect, are said")
+    def test_mistakes(self):
+        self.refused("session", "list", "--volume", "nope", status=NOT_FOUND, says="nope")
+        done = run(
+            [ATOLL, "dev", "--dir", os.path.join(self.directory, "other")],
+            env={**os.environ, "ATOLL_NETWORK_API": "127.0.0.1:1"},
+            check=False,
+        )
+        self.assert_refusal(done, says=["ATOLL_NETWORK_API", "unset it"])
+        with Client(self.cluster.nbd(1), None) as client:
+            with self.assertRaisesRegex(NbdError, "there is no export named 'nope'"):
+                client.go("nope")
 
     @row("issue 12: one full disk group and ENOSPC given to a client are no good health")
     def test_no_space(self):

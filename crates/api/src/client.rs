@@ -57,6 +57,9 @@ impl FromStr for Endpoint {
         };
         let address = address.trim_end_matches('/');
         match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+            Some((host, _)) if host.starts_with('[') != host.ends_with(']') => {
+                bad("a bracket is open, or too many")
+            }
             Some((host, _)) if host.contains(':') && !host.starts_with('[') => {
                 bad("an IPv6 address is written in brackets, http://[::1]:8460")
             }
@@ -421,6 +424,9 @@ mod tests {
             "http://h:0",
             "http://h:1/x",
             "http://::1:8460",
+            "http://[::1",
+            "http://[::1:8460",
+            "http://::1]:8460",
             "https://h:1",
             "http://h:99999",
             "unix:///a%2",

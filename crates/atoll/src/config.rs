@@ -40,6 +40,24 @@ pub const OTHER_VARIABLES: &[&str] = &[
     "ATOLL_PEERS",
 ];
 
+/// Refuses variables that would set the configuration of one host, in a program that is none: they
+/// would be without effect.
+///
+/// # Errors
+/// [`Code::Config`]: there is one.
+pub fn refuse_host_variables(program: &str) -> Result<(), Problem> {
+    let ours = |name: &&String| name.starts_with(PREFIX) && !OTHER_VARIABLES.contains(&&***name);
+    let all = environment()?;
+    match all.iter().map(|(name, _)| name).find(ours) {
+        None => Ok(()),
+        Some(name) => Err(bad(format!(
+            "environment variable {}: configures one host, and means nothing to {program}",
+            show(name)
+        ))
+        .hint("unset it; a host's own file is HOST/atoll.toml in its directory")),
+    }
+}
+
 /// The variables of this process, for [`Config::load`].
 ///
 /// # Errors

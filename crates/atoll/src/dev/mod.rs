@@ -18,6 +18,7 @@ mod supervisor;
 use crate::cli::args::{DevCommand, DevName, DevStart, DevStop};
 use crate::cli::out::{Failure, Row, Run};
 use crate::cli::{Context, interrupted};
+use crate::config;
 use crate::lock::DataDir;
 use atoll_api::envelope::{List, Named};
 use atoll_api::{Code, Problem};
@@ -127,6 +128,7 @@ impl Row for DevProcess {
 pub async fn run(context: &Context, command: Option<DevCommand>, start: DevStart) -> Run {
     match command {
         None => {
+            config::refuse_host_variables("atoll dev, which starts several")?;
             let plan = Plan::new(&start)?;
             if start.detach && !start.background {
                 return detach(context, &plan, &start).await;

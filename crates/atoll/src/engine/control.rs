@@ -551,6 +551,10 @@ impl Control for EngineControl {
     }
 
     async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
+        // None of a volume that there is not would look like a good answer.
+        if let (Scope::Cluster, Some(name)) = (scope, volume.map(str::to_owned)) {
+            self.bridge.call(move |engine| async move { engine.volume(&name).await }).await?;
+        }
         let wanted = volume.map(str::to_owned);
         let mine = move |engine: std::rc::Rc<Engine>| async move {
             Ok(engine.sessions(wanted.as_deref()))

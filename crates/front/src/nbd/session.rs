@@ -345,7 +345,8 @@ impl Session {
                 return Some(End::NoExport);
             }
             Err(Refused::Unknown) => {
-                refuse(out, option, rep::ERR_UNKNOWN, "there is no export of that name");
+                let why = format!("there is no export named '{name}'");
+                refuse(out, option, rep::ERR_UNKNOWN, codec::shortened(&why, NAME_BYTES_MAX));
                 return None;
             }
             Err(Refused::Policy(why)) => {
