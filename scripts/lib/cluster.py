@@ -46,9 +46,11 @@ def ports_are_free(base, count=2):
 
 
 def free_ports():
-    """A base port that can be used at this moment: chance, so that parallel runs differ."""
+    """A base port that can be used at this moment: chance, so that parallel runs differ; of those
+    that `E2E_PORTS` leaves to this process."""
+    first, end = map(int, os.environ.get("E2E_PORTS", "20000-30000").split("-"))
     while True:
-        base = random.SystemRandom().randrange(20000, 30000)
+        base = random.SystemRandom().randrange(first, end - 2)
         if ports_are_free(base):
             return base
 
