@@ -130,9 +130,12 @@ def together(names, jobs):
         for name in iter_left(tests):
             told = f"  {name}\n    FAILED: nobody was left to run it\n"
             yield {"run": 1, "bad": 1, "skipped": 0, "told": told}
-    finally:
+    except BaseException:
         for worker in workers:
             end(worker.process, grace_s=60.0)  # it ends its cluster first
+        raise
+    for worker in workers:
+        worker.join()
 
 
 def iter_left(tests):

@@ -141,3 +141,38 @@ class Imports(ClusterTest):
         too_large = noise(self.path("large.raw"), 9 << 20)
         self.refused("volume", "import", self.volume, too_large, "--yes", says="too large.*9.0 MiB")
         self.cluster.cli("volume", "delete", self.volume, "--yes")
+
+    @row("reports R35: an export takes the space of what is there, not of the volume")
+    def test_sparse(self):
+        mib = 1 << 20
+        self.cluster.create_volume("large", 1 << 30)
+        with Client(self.cluster.nbd(1), "large") as client:
+            for at in range(96):
+                client.write((at * 5) * mib, os.urandom(mib))
+            for at in range(32):
+                client.trim((at * 5) * mib, mib)
+            client.flush()
+        holders = self.cluster.placement("large")["members"]
+        other = next(h for h in (1, 2, 3) if f"host{h}" not in {m["host"] for m in holders})
+        raw, qcow2 = self.path("out.raw"), self.path("out.qcow2")
+        for path in (raw, qcow2):
+            words = ("volume", "export", "large", path, "--verify")
+            self.cluster.cli(*words, host=other)
+            taken = os.stat(path).st_blocks * 512
+            self.assertGreater(taken, 64 * mib)
+            self.assertLess(taken, 80 * mib, path)
+            self.assertTrue(same_as(path, self.cluster.uri(other, "large")))
+        self.assertEqual(os.path.getsize(raw), 1 << 30)
+        small = self.path("small")
+        os.mkdir(small)
+        run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", small])
+        self.addCleanup(lambda: run(["umount", "-l", small], check=False))
+        for name in ("out.raw", "out.qcow2"):
+            words = ("volume", "export", "large", os.path.join(small, name))
+            self.refused(*words, says="space", host=other)
+            self.assertEqual(os.listdir(small), [], "a part of a file is left")
+
+
+def same_as(path, uri):
+    words = ["qemu-img", "compare", "-F", "raw", path, uri]
+    return run(words, check=False).returncode == 0

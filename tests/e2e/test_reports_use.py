@@ -113,6 +113,62 @@ class Names(UsedTest):
         self.assertEqual(self.names(3), [])
 
 
+class Figures(UsedTest):
+    @row("reports R41: tables, JSON, YAML and metrics of every host tell the same sizes")
+    def test_the_same_everywhere(self):
+        self.create("a", "64MiB")
+        self.create("b", "256MiB")
+        with Client(self.cluster.nbd(2), "a") as client:
+            for at in range(24):
+                client.write(at << 20, bytes(range(256)) * 4096)
+            client.trim(0, 4 << 20)
+            client.flush()
+
+        def figures(host):
+            """What one host says by JSON: every size of every list."""
+            told = {}
+            for kind in ("volume", "group", "disk", "host"):
+                for item in self.cluster.get(kind, "list", host=host):
+                    key = item.get("name") or item.get("id") or item["path"]
+                    for name, value in flat(item):
+                        if name.endswith("bytes") and not name.startswith("io"):
+                            told[kind, key, name] = value
+            return told
+
+        def rests():
+            all_of_them = [figures(host) for host in (1, 2, 3)]
+            # 'disk list' is of the host that is asked.
+            shared = [{k: v for k, v in f.items() if k[0] != "disk"} for f in all_of_them]
+            used = shared[0].get(("volume", "a", "used_bytes"))
+            return all(f == shared[0] for f in shared) and used == 2 * 20 << 20 and shared[0]
+
+        told = wait_until("the same figures on all hosts", rests, 30.0, 1.0)
+        self.assertEqual(told["volume", "a", "guest_bytes"], 20 << 20)
+        for host in (1, 2, 3):
+            for kind in ("volume", "group", "host"):
+                yaml = self.cluster.cli(kind, "list", "-o", "yaml", host=host).stdout + "\n"
+                for (what, key, name), value in told.items():
+                    if what == kind and value is not None:
+                        self.assertIn(f"{name.rsplit('.', 1)[-1]}: {value}\n", yaml)
+            for name, value in (("a", "20.0 MiB"), ("a", "40.0 MiB"), ("b", "256.0 MiB")):
+                rows = self.cluster.cli("volume", "list", "-o", "wide", host=host).stdout
+                line = next(x for x in rows.splitlines() if x.startswith(f"{name} "))
+                self.assertIn(value, line)
+            mine = next(g for g in self.cluster.get("group", "list") if g["host"] == f"host{host}")
+            for name in ("capacity", "used", "free"):
+                by_metric = self.cluster.metric(f"atoll_group_{name}_bytes", host)
+                self.assertEqual(by_metric, mine["space"][f"{name}_bytes"], name)
+
+
+def flat(item, under=""):
+    """(dotted name, value) of everything in an object that is not a list."""
+    for name, value in item.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{under}{name}.")
+        elif not isinstance(value, list):
+            yield f"{under}{name}", value
+
+
 class Repeats(UsedTest):
     @row("reports R85: a volume whose client was killed can be deleted at once, and only once")
     def test_delete_after_use(self):
