@@ -1,37 +1,47 @@
 //! Checks of the source tree that the compiler cannot make: `cargo xtask tidy`.
 //!
-//! Reads what git tracks (or would), decides nothing about behaviour, needs nothing but the
-//! standard library, takes well under two seconds. Never writes, except `--bless`, which brings
-//! the format hashes in `docs/` and the simulator's list of marks up to date.
+//! Reads what git tracks (or would), decides nothing about behaviour, takes well under two seconds.
+//! Never writes, except `--bless`, which brings the format hashes in `docs/` and the simulator's
+//! list of marks up to date. And how much the tests notice: `cargo xtask mutants`.
+
+#![allow(clippy::disallowed_methods, reason = "runs programs, and waits for them")]
 
 mod manifest;
+mod mutants;
 mod source;
 mod tidy;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-const USAGE: &str = "usage: cargo xtask tidy [--bless]";
-
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let bless = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["tidy"] => false,
-        ["tidy", "--bless"] => true,
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
+    let words: Vec<String> = std::env::args().skip(1).collect();
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = match listed(&root) {
         Ok(files) => files,
-        Err(why) => {
-            eprintln!("xtask: {why}");
-            return ExitCode::FAILURE;
-        }
+        Err(why) => return failed(&why),
     };
-    let report = tidy::run(&root, &files, bless);
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["tidy"] => check(&root, &files, false),
+        ["tidy", "--bless"] => check(&root, &files, true),
+        ["mutants", ..] => match mutants::run(&root, &files, &words[1..]) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => failed(&why),
+        },
+        _ => {
+            eprintln!("usage: cargo xtask tidy [--bless]\n{}", mutants::USAGE);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn failed(why: &str) -> ExitCode {
+    eprintln!("xtask: {why}");
+    ExitCode::FAILURE
+}
+
+fn check(root: &Path, files: &[String], bless: bool) -> ExitCode {
+    let report = tidy::run(root, files, bless);
     print!("{}", report.longest);
     for complaint in &report.complaints {
         eprintln!("tidy: {complaint}");
