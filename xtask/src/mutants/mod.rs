@@ -36,8 +36,8 @@ const HARMLESS: &str = "docs/harmless-mutants.txt";
 const OVERDRAWN: usize = 2;
 
 /// The words of the command.
-pub const USAGE: &str = "usage: cargo xtask mutants [--sample N] [--seed S] [--minutes M] [--jobs J] \
-                         [--dir D] [--resume]";
+pub const USAGE: &str = "usage: cargo xtask mutants [--sample N] [--seed S] [--minutes M] \
+                         [--jobs J] [--dir D] [--resume]";
 
 struct Asked {
     sample: usize,

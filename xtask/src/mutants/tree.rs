@@ -48,8 +48,8 @@ pub struct Placed {
 pub struct Built {
     /// Test programs by the name of their package.
     pub tests: BTreeMap<String, Vec<PathBuf>>,
-    /// The program itself.
-    pub program: PathBuf,
+    /// Runs seeds.
+    pub simulator: PathBuf,
 }
 
 /// A copy in a directory of its own, with its own builds.
@@ -99,8 +99,8 @@ impl Tree {
     pub fn settle(&self, mut all: Vec<Placed>) -> Result<Vec<Placed>, String> {
         for round in 1..=ROUNDS_MAX {
             let places = self.write(&all)?;
-            let words =
-                ["check", "--workspace", "--exclude", "xtask", "--all-targets", "--keep-going"];
+            let mut words = vec!["check", "--locked", "--all-targets", "--keep-going"];
+            words.extend(super::PACKAGES.iter().flat_map(|name| ["--package", name]));
             let (good, messages) = self.cargo(&words)?;
             if good {
                 return Ok(all);
@@ -161,15 +161,13 @@ impl Tree {
         Ok(places)
     }
 
-    /// Builds the tests, and the program without what takes the linker long.
+    /// Builds the tests and the simulator, without what takes the linker long.
     ///
     /// # Errors
     /// They cannot be built.
     pub fn build(&self) -> Result<Built, String> {
         let mut words = vec!["test", "--no-run", "--locked"];
-        for name in &super::PACKAGES {
-            words.extend(["--package", name]);
-        }
+        words.extend(super::PACKAGES.iter().flat_map(|name| ["--package", name]));
         let (good, messages) = self.cargo(&words)?;
         if !good {
             return Err("the tests cannot be built".into());
@@ -184,11 +182,13 @@ impl Tree {
             let name = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
             tests.entry(name.to_string_lossy().into_owned()).or_default().push(program.into());
         }
-        let (good, _) = self.cargo(&["build", "--release", "--locked", "--package", "atoll"])?;
+        let words =
+            ["build", "--release", "--locked", "--package", "atoll-sim", "--example", "sim"];
+        let (good, _) = self.cargo(&words)?;
         if !good {
-            return Err("the program cannot be built".into());
+            return Err("the simulator cannot be built".into());
         }
-        Ok(Built { tests, program: self.target.join("release/atoll") })
+        Ok(Built { tests, simulator: self.target.join("release/examples/sim") })
     }
 
     fn cargo(&self, words: &[&str]) -> Result<(bool, Vec<Value>), String> {

@@ -84,10 +84,11 @@ impl Trial<'_> {
         if time < Duration::from_secs(5) {
             return Ok(());
         }
-        let mut command = Command::new(&self.built.program);
+        let mut command = Command::new(&self.built.simulator);
         let first = self.seed + u64::from(number) * 1_000_000;
-        command.args(["sim", "run", "--jobs", "1", "--seeds", &format!("{first}..")]);
-        command.args(["--time", &format!("{}s", time.as_secs())]);
+        let (seeds, time_s) =
+            (format!("{first}..{}", first + 1_000_000), time.as_secs().to_string());
+        command.args(["--fail-fast", "--seeds", &seeds, "--time", &time_s]);
         self.run(number, command, Path::new("seeds"), time + 2 * SLACK.1)
     }
 
@@ -130,7 +131,7 @@ impl Trial<'_> {
 /// The line that says best what was found.
 fn reason(text: &str) -> String {
     let finds: [fn(&str) -> bool; 4] = [
-        |line| line.starts_with("seed ") && line.contains("FAILED"),
+        |line| line.starts_with("seed ") && line.contains(": "),
         |line| line.starts_with("seed ") && line.contains("panicked"),
         |line| line.starts_with("test ") && line.ends_with("FAILED"),
         |line| line.contains("panicked at"),
