@@ -946,6 +946,16 @@ fn the_simulator_runs_and_replays_a_seed() {
 }
 
 #[test]
+fn a_seed_that_does_not_end_is_named() {
+    // Each takes longer than no time at all.
+    let words = ["sim", "run", "--seeds", "70..", "--time", "60s", "--ops", "400", "--stuck", "0s"];
+    let done = said(program(None, &words).output().unwrap());
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(done.err.contains("FAILED: it has not ended within 0 s"), "{}", done.err);
+    assert!(done.err.contains("atoll sim run --seed "), "{}", done.err);
+}
+
+#[test]
 fn a_timed_run_ends_with_the_line_that_counts() {
     let words = ["sim", "run", "--seeds", "5..", "--time", "1s", "--ops", "30", "--ideal-store"];
     let done = said(program(None, &[&words[..], &["--report"]].concat()).output().unwrap());

@@ -620,6 +620,12 @@ pub struct SimRun {
     /// Threads; one a core without it
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
+    /// Begin no further seed after one that failed
+    #[arg(long)]
+    pub fail_fast: bool,
+    /// A seed that takes longer than that is stuck: it is named, and ends the command
+    #[arg(long, value_parser = parse_time, default_value = "60s")]
+    pub stuck: Duration,
     #[command(flatten)]
     pub make: SimMake,
     #[command(flatten)]

@@ -13,11 +13,14 @@ use serde_json::{Map, Value, json};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a person at a terminal hears how far it is, and everybody else.
 const SAY_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 const POISON: &str = "nothing panics while it holds this";
+
+/// The seed that a thread runs, and since when.
+type UnderWay = Mutex<Option<(u64, Instant)>>;
 
 pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
     let options = options(&asked.make, &asked.part)?;
@@ -39,17 +42,23 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
     let words = options.words_of_all();
     let report = Arc::new(Mutex::new(Report { words, ..Report::default() }));
     let (stopped, shared, range) = (stop.clone(), report.clone(), seeds.clone());
+    let under_way: Arc<Vec<UnderWay>> = Arc::new((0..threads).map(|_| Mutex::default()).collect());
+    let slots = under_way.clone();
     let mut work = tokio::task::spawn_blocking(move || {
         let next = AtomicU64::new(range.start);
         std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
+            for slot in slots.iter() {
+                let (next, options, shared, stopped) = (&next, &options, &shared, &stopped);
+                let end = range.end;
+                scope.spawn(move || {
                     while !stopped.load(Ordering::Relaxed) {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= range.end {
+                        if seed >= end {
                             return;
                         }
-                        let outcome = one(seed, &options);
+                        *slot.lock().expect(POISON) = Some((seed, now()));
+                        let outcome = one(seed, options);
+                        *slot.lock().expect(POISON) = None;
                         shared.lock().expect(POISON).add(&outcome);
                     }
                 });
@@ -73,7 +82,19 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
                 if asked.time.is_some_and(|limit| spent >= limit) {
                     stop.store(true, Ordering::Relaxed);
                 }
-                progress.say(&report.lock().expect(POISON), &seeds, spent);
+                let report = report.lock().expect(POISON);
+                if asked.fail_fast && !report.failed.is_empty() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                progress.say(&report, &seeds, spent);
+                let began = |slot: &Mutex<_>| *slot.lock().expect(POISON);
+                let oldest = under_way.iter().filter_map(began).min_by_key(|&(_, since)| since);
+                let (limit, now) = (asked.stuck, now());
+                if let Some((seed, since)) = oldest
+                    && now.duration_since(since) > limit
+                {
+                    stuck(seed, limit, &report.words);
+                }
             }
         }
     };
@@ -95,6 +116,19 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
         format!("atoll sim shrink --seed {seed}{more} looks for its fewest faults")
     });
     verdict(report.failed.len(), report.seeds, &hint)
+}
+
+/// Ends the program: a thread that does not end cannot be ended.
+fn stuck(seed: u64, limit: Duration, words: &[String]) -> ! {
+    use std::io::Write;
+    let more: String = words.iter().map(|word| format!(" {word}")).collect();
+    let _ = writeln!(
+        std::io::stderr(),
+        "error[E0001]: seed {seed} FAILED: it has not ended within {} s\n\
+         hint: atoll sim run --seed {seed}{more} --trace shows where it is",
+        limit.as_secs()
+    );
+    std::process::exit(1);
 }
 
 fn print(context: &Context, report: &Report, full: bool, seconds: f64, threads: usize) -> Run {
