@@ -120,9 +120,9 @@ impl<W: World, S: Components> Node<W, S> {
     async fn answer(&self, ask: Ask) -> Answer {
         match ask {
             Ask::Status => Answer::Status { status: Box::new(self.status()) },
-            Ask::Events { after } => {
-                Answer::Events { events: self.local_events(after, EVENTS_PER_REPLY) }
-            }
+            Ask::Events { after } => Answer::Events {
+                events: self.local_events(after, self.world().bound(EVENTS_PER_REPLY, 3)),
+            },
             Ask::InUse { object } => {
                 Answer::Clients { clients: self.clients_of(object), reaches: self.reached() }
             }

@@ -29,7 +29,7 @@ use std::rc::Rc;
 /// Changes of one client in flight: fits the members' tables of unsettled tickets.
 const CHANGES_MAX: usize = 1024;
 /// Strips that one question for extents looks at.
-const EXTENT_STRIPS_MAX: u64 = 64;
+const EXTENT_STRIPS_MAX: usize = 64;
 /// How long an owner may say that it is none before this host takes over.
 const NOT_OWNER_MAX: Nanos = Nanos::from_ms(1_500);
 
@@ -477,7 +477,8 @@ impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
     }
 
     async fn extents(&self, at: u64, len: u64, most: usize) -> Result<Vec<Extent>, VolumeError> {
-        let len = len.min(CHUNK * EXTENT_STRIPS_MAX - at % CHUNK);
+        let strips = self.world().bound(EXTENT_STRIPS_MAX, 2) as u64;
+        let len = len.min(CHUNK * strips - at % CHUNK);
         let pieces = self.pieces(at, len)?;
         let (mut merged, mut left, mut together) = (Vec::<Extent>::new(), pieces.as_slice(), 1);
         // One strip, then more and more of them: those who ask for one extent at a time of a range

@@ -191,23 +191,26 @@ impl<W: World, S: Components> Members<W, S> {
             }
             Request::ChunksSince { component, epoch, since, first } => {
                 let store = self.open(component, epoch)?;
-                let chunks = store.chunks_since(component, since, first, CHUNKS_PER_REPLY)?;
-                let more = chunks.len() == CHUNKS_PER_REPLY;
+                let most = self.0.world.bound(CHUNKS_PER_REPLY, 2);
+                let chunks = store.chunks_since(component, since, first, most)?;
+                let more = chunks.len() == most;
                 Reply::Chunks { chunks, more }
             }
             Request::Uncommitted { component, epoch, after } => {
                 let mut ops = self.open(component, epoch)?.uncommitted(component)?;
                 ops.retain(|op| op.id.seq > after);
                 ops.sort_by_key(|op| op.id);
-                let more = ops.len() > OPS_PER_REPLY;
-                ops.truncate(OPS_PER_REPLY);
+                let most = self.0.world.bound(OPS_PER_REPLY, 3);
+                let more = ops.len() > most;
+                ops.truncate(most);
                 Reply::Ops { ops, more }
             }
             Request::Tickets { component, epoch, after } => {
                 let mut tickets = self.open(component, epoch)?.tickets(component)?;
                 tickets.retain(|t| (t.client, t.number) > after);
-                let more = tickets.len() > TICKETS_PER_REPLY;
-                tickets.truncate(TICKETS_PER_REPLY);
+                let most = self.0.world.bound(TICKETS_PER_REPLY, 3);
+                let more = tickets.len() > most;
+                tickets.truncate(most);
                 Reply::Tickets { tickets, more }
             }
             Request::SetTickets { component, session, set } => {

@@ -461,7 +461,7 @@ impl<W: World, S: Components> Owner<W, S> {
             .map(|i| (chunk * BLOCKS_PER_CHUNK + i, a[i as usize]))
             .collect();
         let mut copied = 0;
-        for part in behind.chunks(COPY_BLOCKS_MAX) {
+        for part in behind.chunks(self.world().bound(COPY_BLOCKS_MAX, 3)) {
             copied += self.copy_blocks(leg, chunk, part, target).await?;
         }
         Ok(Some(copied))

@@ -153,6 +153,8 @@ struct Inner {
     polls: Cell<u64>,
     polls_max: Cell<u64>,
     polls_of_moment: Cell<u64>,
+    small: Cell<bool>,
+    polled: Cell<LifeId>,
 }
 
 /// The executor; clones are the same.
@@ -175,7 +177,24 @@ impl Executor {
             polls: Cell::new(0),
             polls_max: Cell::new(u64::MAX),
             polls_of_moment: Cell::new(0),
+            small: Cell::new(false),
+            polled: Cell::new(LifeId::HARNESS),
         }))
+    }
+
+    /// Whose task is being polled.
+    pub fn polled(&self) -> LifeId {
+        self.0.polled.get()
+    }
+
+    /// Bounds are small from now on: see [`World::bound`](atoll_world::World::bound).
+    pub fn set_small(&self) {
+        self.0.small.set(true);
+    }
+
+    /// Whether they are.
+    pub fn is_small(&self) -> bool {
+        self.0.small.get()
     }
 
     /// The simulator's time, the same for everybody (hosts see theirs through a clock).
@@ -445,6 +464,7 @@ impl Executor {
             (task, slot.waker.take().expect("lies with the task"), slot.life)
         };
         self.0.polls.set(self.0.polls.get() + 1);
+        self.0.polled.set(life);
         let of_moment = self.0.polls_of_moment.get() + 1;
         self.0.polls_of_moment.set(of_moment);
         assert!(

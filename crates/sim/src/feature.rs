@@ -5,7 +5,7 @@ use crate::rng::Rng;
 
 /// A set of features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Features(u8);
+pub struct Features(u16);
 
 impl Features {
     /// None of them.
@@ -25,6 +25,8 @@ impl Features {
     pub const HARSH: Self = Self(32);
     /// One client reads stretches in order, a little at a time.
     pub const IN_ORDER: Self = Self(64);
+    /// Pages, pieces and rounds are small: a boundary is met at every step.
+    pub const SMALL: Self = Self(128);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -33,7 +35,8 @@ impl Features {
         .and(Self::READERS)
         .and(Self::CROWD)
         .and(Self::HARSH)
-        .and(Self::IN_ORDER);
+        .and(Self::IN_ORDER)
+        .and(Self::SMALL);
 
     /// These and those.
     #[must_use]

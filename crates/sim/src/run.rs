@@ -132,6 +132,8 @@ pub struct Setup {
     pub cluster: ClusterSpec,
     /// Bytes of each store's log.
     pub log_bytes: u64,
+    /// See [`Features::SMALL`].
+    pub small: bool,
 }
 
 impl Setup {
@@ -171,7 +173,8 @@ impl Setup {
             }
         }
         let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
-        Self { machines, plan, cluster, log_bytes }
+        let small = draw(Features::SMALL, "small");
+        Self { machines, plan, cluster, log_bytes, small }
     }
 
     /// The kinds that can happen by themselves if nothing is left out: as an event, or at a rate.
@@ -256,9 +259,12 @@ pub fn hosts_of_seed(seed: u64) -> u16 {
 
 fn once(seed: u64, options: &Options) -> Outcome {
     let trace = Trace::new(options.trace);
-    let Setup { machines, plan, cluster, log_bytes } = Setup::of_seed(seed, options);
+    let Setup { machines, plan, cluster, log_bytes, small } = Setup::of_seed(seed, options);
     let rig = Rig::new(seed, machines, trace.clone());
     rig.executor().set_polls_max(options.polls_max);
+    if small {
+        rig.executor().set_small();
+    }
     let effects = Rc::new(RefCell::new(Vec::new()));
     let (seen, executor) = (effects.clone(), rig.executor().clone());
     rig.faults().observe(move |kind| {

@@ -72,6 +72,10 @@ impl World for SimWorld {
         self.0.executor.spawn(self.0.life, task);
     }
 
+    fn bound(&self, usual: usize, small: usize) -> usize {
+        if self.0.executor.is_small() { small } else { usual }
+    }
+
     fn random(&self) -> u64 {
         self.0.rng.borrow_mut().next()
     }

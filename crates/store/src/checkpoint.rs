@@ -132,7 +132,7 @@ async fn write_back<W: World>(group: &Rc<Group<W>>) -> Result<(), ()> {
         state.components.values().flat_map(of).collect()
     };
     let mut touched = vec![false; group.devices.len()];
-    for some in dirty.chunks(PAGES_TOGETHER) {
+    for some in dirty.chunks(group.world.bound(PAGES_TOGETHER, 2)) {
         let loads = some.iter().map(|&(local, chunk)| async move {
             let full = group.state.borrow().components.get(&local).is_none_or(|c| {
                 c.hot.get(&chunk).is_none_or(|h| h.overlay.len() == BLOCKS_PER_CHUNK as usize)
@@ -301,8 +301,9 @@ async fn write_copy<W: World>(
             })
         };
         let mut written = 0;
-        while bytes.len() - written >= PIECE || (next.is_none() && written < bytes.len()) {
-            let part = &bytes[written..bytes.len().min(written + PIECE)];
+        let piece_len = group.world.bound(PIECE, 4 * BLOCK_LEN);
+        while bytes.len() - written >= piece_len || (next.is_none() && written < bytes.len()) {
+            let part = &bytes[written..bytes.len().min(written + piece_len)];
             let len = part.len();
             let summed = len - usize::from(mutant!("checkpoint.sum_forgets_a_byte"));
             body_crc = crc_append(body_crc, &part[..summed]);

@@ -315,21 +315,22 @@ impl Task {
     }
 }
 
-fn select(state: &mut State) -> Vec<Task> {
+fn select(state: &mut State, bound: impl Fn(usize, usize) -> usize) -> Vec<Task> {
     let mut tasks: Vec<Task> = Vec::new();
     // With the window that each was taken from.
     let mut seen = BTreeMap::new();
     let mut blocks = 0;
-    let chunks_max = round_chunks(state);
+    let chunks_max = round_chunks(state).min(bound(limits::ROUND_CHUNKS, 3));
+    let blocks_max = bound(limits::ROUND_BLOCKS, BLOCKS_PER_CHUNK as usize);
     for segment in state.trim_below..=state.head_segment {
         let index = (segment % state.geometry.segments) as usize;
         let mut next_time = Vec::new();
         let mut window = 0;
-        while blocks < limits::ROUND_BLOCKS && tasks.len() < chunks_max {
+        while blocks < blocks_max && tasks.len() < chunks_max {
             let Some(laid) = state.ring[index].laid.pop_front() else { break };
             let Laid { at, local, chunk } = laid;
             if at >= window {
-                if blocks >= limits::ROUND_BLOCKS / 2 {
+                if blocks >= blocks_max / 2 {
                     state.ring[index].laid.push_front(laid);
                     break;
                 }
@@ -395,7 +396,8 @@ fn round_chunks(state: &State) -> usize {
 
 /// One round; an error means that a device failed.
 async fn round<W: World>(group: &Rc<Group<W>>, span: &Span) -> Result<(), ()> {
-    let mut tasks = select(&mut group.state.borrow_mut());
+    let bound = |usual, small| group.world.bound(usual, small);
+    let mut tasks = select(&mut group.state.borrow_mut(), bound);
     read_log(group, &mut tasks).await;
     decide_slots(group, &mut tasks).await;
     if group.failed.borrow().is_some() {

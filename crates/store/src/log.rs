@@ -655,8 +655,9 @@ fn count(state: &mut State, item: &Item) {
 async fn write_footer<W: World>(group: Rc<Group<W>>, at: u64, footer: Buf) {
     let device = group.log_device();
     let done = async {
-        for from in (0..footer.len()).step_by(limits::FOOTER_PIECE) {
-            let piece = footer.slice(from..footer.len().min(from + limits::FOOTER_PIECE));
+        let most = group.world.bound(limits::FOOTER_PIECE, 2 * BLOCK_LEN);
+        for from in (0..footer.len()).step_by(most) {
+            let piece = footer.slice(from..footer.len().min(from + most));
             device.write(at + from as u64, vec![piece], Durability::Volatile).await?;
         }
         device.flush().await

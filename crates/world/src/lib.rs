@@ -60,6 +60,12 @@ pub trait World: Clone + 'static {
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
     /// 64 random bits.
     fn random(&self) -> u64;
+    /// A bound on a page, a list, a piece or a round: `usual`, here. In the simulator half of the
+    /// seeds have `small`, so that what is paged, split or capped is crossed all the time.
+    #[inline]
+    fn bound(&self, usual: usize, _small: usize) -> usize {
+        usual
+    }
     /// Spends CPU time on this shard: queues on the modelled core in `sim`, nothing in `real`.
     fn charge(&self, cpu: Nanos) -> impl Future<Output = ()>;
     /// This host's connections.
@@ -172,8 +178,20 @@ macro_rules! mutant {
 pub mod mark {
     //! Coverage marks: which rare states a run has reached.
 
+    use std::cell::RefCell;
+    use std::rc::Rc;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Hears of each mark that its thread reaches.
+    type Observer = Rc<dyn Fn(&'static str)>;
+
+    /// Whether some thread has ever had an observer: where none is, a mark costs no more.
+    static OBSERVED: AtomicBool = AtomicBool::new(false);
+
+    thread_local! {
+        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+    }
 
     static ALL: Mutex<Vec<&'static Mark>> = Mutex::new(Vec::new());
 
@@ -193,7 +211,19 @@ pub mod mark {
             if self.hits.fetch_add(1, Ordering::Relaxed) == 0 {
                 ALL.lock().expect("a mark never panics while it holds the lock").push(self);
             }
+            if OBSERVED.load(Ordering::Relaxed) {
+                let observer = OBSERVER.with_borrow(Clone::clone);
+                if let Some(observer) = observer {
+                    observer(self.name);
+                }
+            }
         }
+    }
+
+    /// Calls `observer` at every mark that this thread reaches from now on; none: nobody.
+    pub fn observe(observer: Option<Observer>) {
+        OBSERVED.store(true, Ordering::Relaxed);
+        OBSERVER.set(observer);
     }
 
     /// Every mark reached in this process, by name, with its count.
