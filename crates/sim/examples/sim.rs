@@ -1,5 +1,5 @@
 //! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--beyond]
-//! [--no-features] [--ideal-store]`, or
+//! [--no-features] [--ideal-store] [--fail-fast]`, or
 //! `sim --seed S [--trace]`.
 //!
 //! For work on the simulator: it is built without the program, in a fraction of the time. Everybody
@@ -18,7 +18,7 @@ static ALLOC: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let mut options = Options::default();
-    let (mut seeds, mut one, mut time) = (0..100, None, None);
+    let (mut seeds, mut one, mut time, mut fail_fast) = (0..100, None, None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().unwrap_or_else(|| fail(&format!("{arg} needs a value")));
@@ -36,6 +36,7 @@ fn main() {
             "--faults" => options.faults = FaultSet::parse(&value()).unwrap_or_else(|e| fail(&e)),
             "--trace" => options.trace = true,
             "--twice" => options.twice = true,
+            "--fail-fast" => fail_fast = true,
             "--beyond" => options.beyond = true,
             "--no-features" => options.features = Features::NONE,
             "--ideal-store" => options.ideal_store = true,
@@ -65,6 +66,9 @@ fn main() {
     let report = run_seeds(seeds, &options, &mut |outcome| {
         if let Some(first) = outcome.violations.first() {
             println!("seed {}: {first}", outcome.seed);
+            if fail_fast {
+                return false;
+            }
         }
         time.is_none_or(|t| began.elapsed() < t)
     });

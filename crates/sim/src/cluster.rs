@@ -29,7 +29,7 @@ use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::{VolumeError, Volumes};
 use atoll_world::{Nanos, World};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
@@ -164,6 +164,8 @@ struct Inner<T: Storage> {
     rig: Rig,
     spec: ClusterSpec,
     storage: T,
+    /// Hosts that said that they stop.
+    stopped: RefCell<BTreeSet<u16>>,
     nodes: RefCell<Vec<Running<T>>>,
     /// The disks of each host as its life has opened them.
     opened: RefCell<Vec<Vec<SimDisk>>>,
@@ -239,6 +241,7 @@ impl<T: Storage> Cluster<T> {
             spec,
             storage,
             opened: RefCell::new(vec![Vec::new(); nodes.len()]),
+            stopped: RefCell::default(),
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
@@ -253,6 +256,15 @@ impl<T: Storage> Cluster<T> {
         let this = cluster.clone();
         rig.set_boot(move |host, disks, world| {
             world.clone().spawn(this.clone().run_host(host, disks, world));
+        });
+        let this = cluster.clone();
+        rig.set_farewell(move |host| {
+            let this = this.clone();
+            Box::pin(async move {
+                let Some(node) = this.node(host) else { return };
+                this.0.stopped.borrow_mut().insert(host);
+                node.stop().await;
+            })
         });
         let this = cluster.clone();
         rig.set_death(move |host| {
@@ -310,6 +322,10 @@ impl<T: Storage> Cluster<T> {
         };
         let node = Node::start(world.clone(), node_config(host), groups);
         node.objects().set_repair_delay(self.0.spec.repair_delay_s);
+        if self.0.stopped.borrow().contains(&host) {
+            node.arrive().await;
+            self.0.stopped.borrow_mut().remove(&host);
+        }
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
         world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
         while !self.0.clients_on.get() {
@@ -595,6 +611,7 @@ impl<T: Storage> Cluster<T> {
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
         self.executor().spawn(harness, rig.clone().befall_later(plan.clone()));
+        rig.befall_at_marks(&plan);
         if self.0.spec.administered {
             let rng = Rng::named(rig.seed(), "administrator");
             self.executor().spawn(harness, self.clone().administer(rng));

@@ -5,8 +5,8 @@
 //!
 //! Invariant: the [`Plan`] of a seed stays within what the policy promises to survive. Damage to
 //! the medium is confined to the disks of one host (the *victim*), and in such a run nothing may
-//! push another host's copies out; the other runs may do anything to any host that keeps what a
-//! medium has accepted as durable.
+//! push another host's copies out: that all hosts restart at once and are soon back does not. The
+//! other runs may do anything to any host that keeps what a medium has accepted as durable.
 
 use crate::activity::{Activities, Activity};
 use crate::part::Part;
@@ -129,6 +129,13 @@ kinds! {
     PartitionAbrupt = "partition-abrupt",
     /// One connection of two hosts stood still, others between them did not.
     LaneStalled = "lane-stalled",
+    /// All hosts killed, or without power, at once, and all soon back: no copy is lost by that.
+    ClusterRestart = "cluster-restart",
+    /// A process killed, or its power lost, right after it had reached a rare state (`sometimes!`)
+    /// for the first time in the run.
+    KillAtMark = "kill-at-mark",
+    /// A host that was stopped in order: it gives back what it owns, then its process ends.
+    OrderlyStop = "orderly-stop",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a
@@ -226,7 +233,7 @@ impl FaultSet {
         Self((1 << FIRST) - 1).without(FaultKind::StaleDisk).without(FaultKind::SwappedDisks);
     /// What they did on that day.
     pub const SECOND: Self =
-        Self::ALL.without(FaultKind::PartitionAbrupt).without(FaultKind::LaneStalled);
+        Self::THIRD.without(FaultKind::PartitionAbrupt).without(FaultKind::LaneStalled);
     /// And a little later, with [`Features::ALL`](crate::feature::Features::ALL) of then.
     pub const THIRD: Self = Self((1 << (FaultKind::LaneStalled as usize + 1)) - 1);
     /// Whether it has that one.
@@ -549,7 +556,9 @@ impl Plan {
         // Those that cost the victim its disk or push other hosts' copies out have their runs.
         let fits = match kind {
             FaultKind::DiskEmptied => self.victim.is_some(),
-            FaultKind::AnswerLost | FaultKind::LaneStalled => self.victim.is_none(),
+            FaultKind::AnswerLost | FaultKind::LaneStalled | FaultKind::OrderlyStop => {
+                self.victim.is_none()
+            }
             FaultKind::PartitionAbrupt => self.on.has(FaultKind::Partition),
             _ => true,
         };
@@ -563,8 +572,8 @@ impl Plan {
                 let ppm = rate(rng, 3_000);
                 self.net.answer_lost = if muted { ppm | MUTED } else { ppm };
             }
-            // A way in which the partitions of this seed begin.
-            FaultKind::PartitionAbrupt => {}
+            // A way in which the partitions of this seed begin; at moments of their own.
+            FaultKind::PartitionAbrupt | FaultKind::KillAtMark => {}
             _ => self.later_events.push(kind),
         }
     }

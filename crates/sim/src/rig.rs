@@ -17,9 +17,11 @@ use crate::net::{Fabric, NetProfile};
 use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::world::SimWorld;
-use atoll_world::Nanos;
 use atoll_world::net::Lane;
+use atoll_world::{Nanos, mark};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::rc::Rc;
 
 /// Clocks of two hosts drift apart by at most twice that: what leases are made for is 5 %.
@@ -28,9 +30,22 @@ const DRIFT_PPM_MAX: u64 = 20_000;
 const SHORT_PAUSE: (Nanos, Nanos) = (Nanos::from_ms(5), Nanos::from_ms(1_500));
 /// And this is longer than one.
 const LONG_PAUSE: (Nanos, Nanos) = (Nanos::from_secs(3), Nanos::from_secs(20));
+/// When all hosts go down at once, they are back by then: before anybody is left out, which takes
+/// the others six seconds after their own start.
+const BACK_SOON: Nanos = Nanos::from_secs(2);
 
 /// Events that came later count from here on.
 const LATER_EVENTS: u32 = 1_000;
+/// The numbers of those at marks.
+const MARK_EVENTS: u32 = 2_000;
+/// One first visit of a mark in so many ends its host.
+const MARK_ODDS: u32 = 4;
+/// So many times a run.
+const MARK_KILLS_MAX: u32 = 4;
+/// The longest that such a host is down.
+const MARK_DOWN: Nanos = Nanos::from_secs(4);
+/// The longest that a stop in order takes.
+const STOP_MAX: Nanos = Nanos::from_secs(10);
 
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +77,9 @@ pub struct Befallen {
 
 /// Told of a host whose program has ended: its number.
 type Death = dyn Fn(u16);
+/// What a host does before it ends in order.
+pub type Farewell = Pin<Box<dyn Future<Output = ()>>>;
+type SayFarewell = dyn Fn(u16) -> Farewell;
 
 /// Starts the program of a host: its number, its disks, its world.
 pub type Boot = dyn Fn(u16, Vec<SimDisk>, SimWorld);
@@ -83,6 +101,7 @@ struct Inner {
     hosts: Vec<HostRig>,
     boot: RefCell<Option<Rc<Boot>>>,
     death: RefCell<Option<Rc<Death>>>,
+    farewell: RefCell<Option<Rc<SayFarewell>>>,
     rng: RefCell<Rng>,
     /// No more events: what is still planned does nothing.
     healed: Cell<bool>,
@@ -133,6 +152,7 @@ impl Rig {
             hosts,
             boot: RefCell::new(None),
             death: RefCell::new(None),
+            farewell: RefCell::new(None),
             rng: RefCell::new(stream("events")),
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
@@ -150,6 +170,11 @@ impl Rig {
     /// Runs whenever a host's life has ended and its tasks are gone: to free what is left.
     pub fn set_death(&self, death: impl Fn(u16) + 'static) {
         *self.0.death.borrow_mut() = Some(Rc::new(death));
+    }
+
+    /// How a host gives back what it owns before its process ends.
+    pub fn set_farewell(&self, farewell: impl Fn(u16) -> Farewell + 'static) {
+        *self.0.farewell.borrow_mut() = Some(Rc::new(farewell));
     }
 
     /// The executor.
@@ -421,6 +446,8 @@ impl Rig {
                 }
                 FaultKind::KillInRecovery => self.kill_in_recovery(host, &mut rng).await,
                 FaultKind::LaneStalled => self.stall_lane(host, &mut rng).await,
+                FaultKind::ClusterRestart => self.restart_all(&mut rng).await,
+                FaultKind::OrderlyStop => self.stop_in_order(host, &mut rng).await,
                 _ => {}
             }
         }
@@ -479,6 +506,103 @@ impl Rig {
             for (h, _) in pair {
                 self.start(h);
             }
+        }
+    }
+
+    /// Kills hosts right after they have reached a mark for the first time, now and then.
+    pub fn befall_at_marks(&self, plan: &Plan) {
+        if !plan.on.has(FaultKind::KillAtMark) {
+            return;
+        }
+        let (rig, plan) = (self.clone(), plan.clone());
+        let seen = RefCell::new(BTreeSet::new());
+        let (rng, killed) = (RefCell::new(Rng::named(self.0.seed, "at marks")), Cell::new(0));
+        mark::observe(Some(Rc::new(move |name| {
+            if rig.0.healed.get() || !seen.borrow_mut().insert(name) {
+                return;
+            }
+            let life = rig.0.executor.polled();
+            let Some(host) = (0..rig.hosts()).find(|&host| rig.life(host) == Some(life)) else {
+                return;
+            };
+            let mut rng = rng.borrow_mut();
+            // What the dice say does not depend on who is spared.
+            let (dice, polls) = (rng.below(u64::from(MARK_ODDS)), rng.span(Nanos(1), Nanos(64)).0);
+            let (power, down) = (rng.below(2) == 0, rng.span(Nanos::from_ms(5), MARK_DOWN));
+            let number = MARK_EVENTS + seen.borrow().len() as u32;
+            let spared = plan.victim.is_some_and(|victim| victim != host);
+            if dice > 0 || spared || killed.get() == MARK_KILLS_MAX {
+                return;
+            }
+            if !plan.part.has_event(number, FaultKind::KillAtMark) {
+                return;
+            }
+            killed.set(killed.get() + 1);
+            let of_it = (host, life, power, down);
+            rig.clone().kill_at_mark(number, name, polls, of_it);
+        })));
+    }
+
+    fn kill_at_mark(
+        self,
+        number: u32,
+        name: &'static str,
+        polls: u64,
+        (host, life, power, down): (u16, LifeId, bool, Nanos),
+    ) {
+        let (at, kind) = (self.0.executor.now(), FaultKind::KillAtMark);
+        self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+        self.say(Some(host), format!("event {number}: {} {name}", kind.name()));
+        let rig = self.clone();
+        self.0.executor.trap(life, polls, move || {
+            if rig.0.healed.get() || rig.life(host) != Some(life) {
+                return;
+            }
+            rig.reached(FaultKind::KillAtMark);
+            rig.kill(host, power);
+            let again = rig.clone();
+            rig.0.executor.spawn(LifeId::HARNESS, async move {
+                again.wait(down).await;
+                again.start_unless_healed(host);
+            });
+        });
+    }
+
+    /// A stop in order, with clients and all, as an administrator does it.
+    async fn stop_in_order(&self, host: u16, rng: &mut Rng) {
+        let down = rng.span(Nanos::from_ms(5), Nanos::from_secs(12));
+        let (Some(life), Some(farewell)) = (self.life(host), self.0.farewell.borrow().clone())
+        else {
+            return;
+        };
+        self.reached(FaultKind::OrderlyStop);
+        self.say(Some(host), "stops in order".into());
+        let limit = std::pin::pin!(self.wait(STOP_MAX));
+        futures_util::future::select(farewell(host), limit).await;
+        if self.0.healed.get() || self.life(host) != Some(life) {
+            // It may have been on its way out.
+            self.kill(host, false);
+            self.start(host);
+            return;
+        }
+        self.kill(host, false);
+        self.wait(down).await;
+        self.start_unless_healed(host);
+    }
+
+    /// All hosts at once, and all back before anybody is left out.
+    async fn restart_all(&self, rng: &mut Rng) {
+        self.reached(FaultKind::ClusterRestart);
+        let power = rng.below(2) == 0;
+        (0..self.hosts()).for_each(|host| self.kill(host, power));
+        let mut hosts: Vec<(Nanos, u16)> =
+            (0..self.hosts()).map(|host| (rng.span(Nanos::from_ms(5), BACK_SOON), host)).collect();
+        hosts.sort();
+        let mut waited = Nanos::ZERO;
+        for (after, host) in hosts {
+            self.wait(after.since(waited)).await;
+            waited = after;
+            self.start_unless_healed(host);
         }
     }
 
@@ -769,6 +893,8 @@ impl Rig {
         for host in 0..self.hosts() {
             self.kill(host, true);
         }
+        mark::observe(None);
+        self.0.farewell.borrow_mut().take();
         self.0.boot.borrow_mut().take();
         self.0.death.borrow_mut().take();
         self.0.executor.shutdown();
