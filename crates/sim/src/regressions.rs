@@ -111,7 +111,7 @@ pub fn all() -> Vec<(u64, &'static str, Options)> {
     let later = LATER.iter().map(|&(seed, what)| (seed, what, as_later()));
     let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
     let lately = LATELY.iter().map(|&(seed, what)| (seed, what, as_lately()));
-    let beyond = Options { beyond: true, ..Options::default() };
+    let beyond = Options { beyond: true, ..as_lately() };
     let retry =
         "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
     let all = first.chain(later).chain(since).chain(lately);
