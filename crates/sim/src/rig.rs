@@ -511,6 +511,8 @@ impl Rig {
 
     /// Kills hosts right after they have reached a mark for the first time, now and then.
     pub fn befall_at_marks(&self, plan: &Plan) {
+        // Of a run that ended in a panic on this thread.
+        mark::observe(None);
         if !plan.on.has(FaultKind::KillAtMark) {
             return;
         }
@@ -577,7 +579,13 @@ impl Rig {
         };
         self.reached(FaultKind::OrderlyStop);
         self.say(Some(host), "stops in order".into());
-        let limit = std::pin::pin!(self.wait(STOP_MAX));
+        let until = self.0.executor.now() + STOP_MAX;
+        // Not beyond the end of all trouble: nobody is to die while the cluster is judged.
+        let limit = std::pin::pin!(async {
+            while !self.0.healed.get() && self.0.executor.now() < until {
+                self.wait(Nanos::from_ms(20)).await;
+            }
+        });
         futures_util::future::select(farewell(host), limit).await;
         if self.0.healed.get() || self.life(host) != Some(life) {
             // It may have been on its way out.

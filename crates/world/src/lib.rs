@@ -222,7 +222,9 @@ pub mod mark {
 
     /// Calls `observer` at every mark that this thread reaches from now on; none: nobody.
     pub fn observe(observer: Option<Observer>) {
-        OBSERVED.store(true, Ordering::Relaxed);
+        if observer.is_some() {
+            OBSERVED.store(true, Ordering::Relaxed);
+        }
         OBSERVER.set(observer);
     }
 
