@@ -6,7 +6,7 @@
 //! [`Problem`], anything that is not one as [`Code::WrongServer`].
 
 use crate::envelope::{Item, List, Missing};
-use crate::limits::REPLY_MAX;
+use crate::limits::{PAGE_MAX, REPLY_MAX};
 use crate::problem::{Code, Problem};
 use crate::shell::quote;
 use crate::uri::{self, escape};
@@ -181,12 +181,17 @@ impl Client {
     /// # Errors
     /// As [`Client::item`].
     pub async fn list<T: DeserializeOwned>(&self, call: Call) -> Result<List<T>, Problem> {
+        let mut call = call;
+        if !call.target.contains("limit=") {
+            // Few pages: for each the server looks at everything.
+            call.target.push(if call.target.contains('?') { '&' } else { '?' });
+            call.target += &format!("limit={PAGE_MAX}");
+        }
         let whole = async {
             let mut whole: List<T> = self.page(call.clone()).await?;
             while let Some(cursor) = whole.next_cursor.take() {
                 let mut next = call.clone();
-                next.target.push(if call.target.contains('?') { '&' } else { '?' });
-                next.target += &format!("cursor={}", escape(&cursor));
+                next.target += &format!("&cursor={}", escape(&cursor));
                 let page: List<T> = self.page(next).await?;
                 whole.items.extend(page.items);
                 whole.missing.extend(page.missing);

@@ -82,7 +82,7 @@ pub const QUERY: &[(&str, &str, &str)] = &[
     ("force", "boolean", "Also if a host that does not answer may use it"),
     ("scope", "string", "`cluster` (default), or `local`: only what the answering host knows"),
     ("follow", "boolean", "Go on with new events as server-sent events"),
-    ("since", "integer", "Only events with a higher id"),
+    ("since", "integer", "Only events with a higher id; of a followed stream, at its start"),
     ("group", "string", "Only this disk group"),
     ("volume", "string", "Only this volume"),
     ("token", "string", "The lock's `token`"),

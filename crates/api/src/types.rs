@@ -697,9 +697,9 @@ pub struct Task {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Microseconds since 1970 when it was seen, made to rise from event to event of one host.
+    /// Microseconds since 1970 when it was seen, by the clock of the host that saw it.
     pub id: u64,
-    /// When.
+    /// When, by the same clock.
     pub at: String,
     /// Name of the host that saw it.
     pub host: String,

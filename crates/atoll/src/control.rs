@@ -12,6 +12,9 @@ use atoll_api::types::{
     Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task,
     Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
+use atoll_format::id::HostId;
+use atoll_node::EventMark;
+use std::collections::BTreeMap;
 use std::future::Future;
 
 /// Whose knowledge an answer is made of.
@@ -33,6 +36,18 @@ pub struct Change {
     pub force: bool,
     /// `revision` that the volume must still have.
     pub if_revision: Option<u64>,
+}
+
+/// How far the events of each host have been read.
+pub type EventMarks = BTreeMap<HostId, EventMark>;
+
+/// Events, and how far they have been read with them.
+#[derive(Clone, Debug, Default)]
+pub struct EventsRead {
+    /// The oldest first, by the clocks of those who saw them.
+    pub events: Vec<Event>,
+    /// For the next call.
+    pub read: EventMarks,
 }
 
 /// One number of the metrics page.
@@ -187,12 +202,14 @@ pub trait Control: Clone + Send + Sync + 'static {
         change: Change,
     ) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
     fn tasks(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Task>>> + Send;
-    /// Events that are still remembered, the oldest first; of the local host, with a higher id.
+    /// Events that are still remembered and were not read, the oldest first: of hosts that nothing
+    /// was read of, those with an id above `since`.
     fn events(
         &self,
         scope: Scope,
         since: u64,
-    ) -> impl Future<Output = Collected<Vec<Event>>> + Send;
+        read: EventMarks,
+    ) -> impl Future<Output = Collected<EventsRead>> + Send;
     fn sessions(
         &self,
         scope: Scope,

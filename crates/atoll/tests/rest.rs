@@ -502,6 +502,10 @@ fn followers_see_what_happens_next() {
     server.fake.event("new", "afterwards");
     let all = until("afterwards");
     assert_eq!(all.matches("data: ").count(), 2, "each once: {all}");
+    // A clock that was put back hides nothing.
+    server.fake.event_at(1_000, "early", "by a clock of 1970");
+    let all = until("by a clock of 1970");
+    assert_eq!(all.matches("data: ").count(), 3, "each once: {all}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Management between hosts: JSON requests on the control lane. Small, rare, versioned by name.
 
 use crate::cluster::LOOK_AGAIN_WAIT;
-use crate::status::{CopyStatus, GroupStatus, HostStatus, NodeEvent, ObjectStatus};
+use crate::status::{CopyStatus, EventMark, GroupStatus, HostStatus, NodeEvent, ObjectStatus};
 use crate::volume_lock::LOOK_FOR_DATA;
 use crate::{ManageError, Node};
 use atoll_format::id::{ComponentId, HostId, ObjectId};
@@ -29,8 +29,8 @@ const EVENTS_PER_REPLY: usize = 1000;
 pub(crate) enum Ask {
     /// [`HostStatus`].
     Status,
-    /// Events after that number of that host.
-    Events { after: u64 },
+    /// Events of that host after that mark.
+    Events { after: EventMark },
     /// Whether the host has clients of an object.
     InUse { object: ObjectId },
     /// The same, and to open it for nobody but the holder of this lock from now on.

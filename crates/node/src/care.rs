@@ -2,7 +2,7 @@
 //! components and records that are left over, and events.
 
 use crate::admin::Ask;
-use crate::status::{NodeEvent, Severity};
+use crate::status::{EventMark, NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
 use atoll_format::id::{ComponentId, GroupId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
@@ -61,23 +61,31 @@ impl<W: World, S: Components> Node<W, S> {
         if events.len() == EVENTS_MAX {
             events.pop_front();
         }
+        let volume = object.and_then(|id| self.0.volume_names.borrow().get(&id).cloned());
         events.push_back(NodeEvent {
+            life: self.0.incarnation,
             number,
             at_ms: self.world().unix_ms(),
             host: self.0.config.host,
             severity,
             kind: kind.into(),
             object,
+            volume: volume.unwrap_or_default(),
             message: message.into(),
         });
         drop(events);
         self.0.event_notify.notify_all();
     }
 
-    /// Events of this host after that number, oldest first, at most `max`.
-    pub fn local_events(&self, after: u64, max: usize) -> Vec<NodeEvent> {
+    /// Events of this host after that mark, oldest first, at most `max`: all that are remembered if
+    /// it is a mark of another life.
+    pub fn local_events(&self, after: EventMark, max: usize) -> Vec<NodeEvent> {
+        let number = if after.life == self.0.incarnation { after.number } else { 0 };
         let events = self.0.events.borrow();
-        events.iter().filter(|e| e.number > after).take(max).cloned().collect()
+        // They are numbered without a gap: those that were read are not looked at.
+        let first = events.front().map_or(0, |event| event.number);
+        let read = usize::try_from((number + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+        events.iter().skip(read).take(max).cloned().collect()
     }
 
     /// Takes over what the layers below have to tell, and hands damaged blocks to their owners.
@@ -306,10 +314,12 @@ impl<W: World, S: Components> Node<W, S> {
         loop {
             self.world().sleep(CARE_EVERY).await;
             let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let mut names = BTreeMap::new();
             for entry in listing.entries {
                 let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
                     continue;
                 };
+                names.insert(record.id, record.name.clone());
                 if self.needs_me(&record) {
                     sometimes!("care.adopts_an_object");
                     let _ = self.0.objects.adopt(record.id).await;
@@ -321,6 +331,7 @@ impl<W: World, S: Components> Node<W, S> {
                     }
                 }
             }
+            *self.0.volume_names.borrow_mut() = names;
         }
     }
 

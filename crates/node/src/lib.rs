@@ -16,7 +16,9 @@ mod volume_lock;
 pub use admin::Manager;
 pub use atoll_transport::CallError;
 pub use manage::{CreateVolume, ManageError, PlacementView, Resize, VolumeView};
-pub use status::{CopyStatus, GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity};
+pub use status::{
+    CopyStatus, EventMark, GroupStatus, HostStatus, NodeEvent, ObjectStatus, Severity,
+};
 pub use twin::{Before, OtherLife, before};
 pub use volume_lock::{IDLE_MAX, ImportLock, export_name};
 
@@ -75,6 +77,8 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub events: RefCell<VecDeque<NodeEvent>>,
     pub next_event: Cell<u64>,
     pub event_notify: Notify,
+    /// Names of volumes by their objects, for events: as of the last look through the objects.
+    pub volume_names: RefCell<BTreeMap<ObjectId, String>>,
     /// Volumes that front ends of this host have open, with the number of clients.
     pub open_volumes: RefCell<BTreeMap<ObjectId, u32>>,
     /// Locks of volumes that this host was told of, its own included.
@@ -120,6 +124,7 @@ impl<W: World, S: Components> Node<W, S> {
             events: RefCell::default(),
             next_event: Cell::new(1),
             event_notify: Notify::default(),
+            volume_names: RefCell::default(),
             open_volumes: RefCell::default(),
             locks: RefCell::default(),
             imports: RefCell::default(),

@@ -3,7 +3,7 @@
 
 use crate::Node;
 use crate::admin::{Answer, Ask};
-use crate::status::NodeEvent;
+use crate::status::{EventMark, NodeEvent};
 use crate::volume_lock::Lock;
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId, Seq};
 use atoll_format::record::{
@@ -1027,14 +1027,15 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(silent)
     }
 
-    /// Events of all hosts that can be reached, oldest first, and the hosts that do not tell.
-    /// `after`: of each host those after that number, all without one; none is asked for nothing.
+    /// Events of all hosts that can be reached, oldest first by the clocks of those who saw them, and
+    /// the hosts that do not tell. `after`: of each host those after that mark, all without one; none
+    /// is asked for nothing.
     pub async fn events(
         &self,
-        after: &BTreeMap<HostId, Option<u64>>,
+        after: &BTreeMap<HostId, Option<EventMark>>,
     ) -> (Vec<NodeEvent>, Vec<HostId>) {
         let ask = |host: HostId| {
-            let after = after.get(&host).copied().unwrap_or(Some(0))?;
+            let after = after.get(&host).copied().unwrap_or(Some(EventMark::default()))?;
             Some(Ask::Events { after })
         };
         let (told, silent) = self.ask_everybody(ask, TELL_WAIT).await;

@@ -22,7 +22,7 @@ use atoll_format::record::{
     ObjectState, OwnerRecord, Policy, RECORD_VERSION, VolumeRecord, key, legs_needed,
 };
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
-use atoll_node::{Node, NodeConfig};
+use atoll_node::{EventMark, Node, NodeConfig};
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::Components;
 use atoll_world::directory::{Change, Txn};
@@ -341,10 +341,10 @@ impl<T: Storage> Cluster<T> {
     }
 
     async fn tell_events(self, host: u16, node: Node<SimWorld, T::Store>, world: SimWorld) {
-        let mut seen = 0;
+        let mut seen = EventMark::default();
         loop {
             for event in node.local_events(seen, 100) {
-                seen = event.number;
+                seen = event.mark();
                 if self.is_sound(host) && ["bad-block", "log-damage"].contains(&&event.kind[..]) {
                     self.violated(format!(
                         "h{host} finds damage that no fault made: {}",

@@ -1,9 +1,11 @@
 //! Management of a cluster in virtual time: what an administrator asks for is what happens, also
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
-use atoll_format::id::ObjectId;
+use atoll_format::id::{HostId, ObjectId};
 use atoll_format::record::{MemberState, Policy, key};
-use atoll_node::{CreateVolume, IDLE_MAX, ManageError, Node, Resize, VolumeView, export_name};
+use atoll_node::{
+    CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView, export_name,
+};
 use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::net::NetProfile;
@@ -17,6 +19,7 @@ use atoll_world::volume::Volumes;
 use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
 use futures_util::future::{Either, join_all, select};
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const MIB: u64 = 1 << 20;
@@ -615,7 +618,7 @@ fn an_object_without_a_name_is_found_told_and_removed() {
             left.iter()
                 .all(|key| key.ends_with(&kept.to_string()) || key.ends_with(&new.to_string()))
         );
-        let told = (0..3).flat_map(|h| hosts.node(h).local_events(0, 10_000));
+        let told = (0..3).flat_map(|h| hosts.node(h).local_events(EventMark::default(), 10_000));
         assert!(
             told.into_iter().any(|e| e.kind == "object-without-a-name" && e.object == Some(id))
         );
@@ -795,5 +798,48 @@ fn a_group_that_holds_as_many_components_as_it_can_is_no_place() {
         node.delete_volume("v0", None, false, false).await.expect("deleted");
         hosts.wait(Nanos::from_secs(10)).await;
         try_volume(&node, "more", MIB).await.expect("there is room again");
+    });
+}
+
+/// Events are read on from a mark; no clock decides what is new.
+#[test]
+fn no_event_is_missed_whatever_a_clock_shows() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        let hour = 3_600_000;
+        hosts.rig.set_clock(1, 0, -hour);
+        hosts.rig.set_clock(2, 0, hour);
+        let id = make(&node, "gone", MIB).await;
+        hosts.wait(Nanos::from_secs(3)).await;
+        let told = async |marks: &mut BTreeMap<HostId, Option<EventMark>>| {
+            let (events, silent) = hosts.node(0).events(marks).await;
+            assert_eq!(silent, []);
+            for event in &events {
+                marks.insert(event.host, Some(event.mark()));
+            }
+            let of_test = events.into_iter().filter(|event| event.kind == "test");
+            of_test.map(|event| (event.host, event.message)).collect::<BTreeSet<_>>()
+        };
+        let all = |message: &str| (0..3).map(|h| (host_id(h), message.to_owned())).collect();
+        let say = |host: usize, message: &str| {
+            hosts.node(host).note(Severity::Info, "test", Some(id), message);
+        };
+        let mut marks = BTreeMap::new();
+        (0..3).for_each(|host| say(host, "first"));
+        assert_eq!(told(&mut marks).await, all("first"));
+        // A clock is put right, or wrong, and one host begins another life.
+        hosts.rig.set_clock(2, 0, -2 * hour);
+        hosts.kill(1).await;
+        hosts.rig.start(1);
+        hosts.wait(Nanos::from_secs(10)).await;
+        (0..3).for_each(|host| say(host, "second"));
+        assert_eq!(told(&mut marks).await, all("second"));
+        assert_eq!(told(&mut marks).await, BTreeSet::new());
+        // A volume that is no more had a name.
+        node.delete_volume("gone", None, false, false).await.expect("deleted");
+        say(0, "third");
+        let (events, _) = node.events(&marks).await;
+        let third = events.iter().find(|event| event.message == "third").expect("told");
+        assert_eq!(third.volume, "gone");
     });
 }

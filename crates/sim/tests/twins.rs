@@ -2,7 +2,7 @@
 //! kept them from seeing each other. Machine 2 runs on a copy of machine 1's state, with an
 //! address of its own.
 
-use atoll_node::{Node, NodeConfig};
+use atoll_node::{EventMark, Node, NodeConfig};
 use atoll_sim::cluster::{host_id, node_config};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::net::NetProfile;
@@ -67,7 +67,7 @@ impl Hosts {
     }
 
     fn said(&self, machine: usize, kind: &str) -> bool {
-        self.node(machine).local_events(0, 1000).iter().any(|event| event.kind == kind)
+        self.node(machine).local_events(EventMark::default(), 1000).iter().any(|e| e.kind == kind)
     }
 
     async fn wait(&self, span: Nanos) {

@@ -15,6 +15,7 @@ use atoll_api::{Code, Problem, name};
 use atoll_format::units::iec;
 use clap::CommandFactory;
 use hyper::Method;
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -532,8 +533,10 @@ async fn events(context: &Context, events: Events) -> Run {
             lines(&out, event)?;
         }
     }
-    let newest = list.items.last().map(|event| format!("&since={}", event.id));
-    let follow = format!("/events?follow=1{}", newest.unwrap_or_default());
+    // The stream begins with what was listed: no clock says what came between.
+    let mut listed: BTreeSet<(u64, String)> =
+        list.items.iter().map(|event| (event.id, event.host.clone())).collect();
+    let follow = format!("/events?follow=1&since={}", events.since.unwrap_or(0));
     let mut stream = context.client.stream(get(&follow)).await?;
     while let Some(said) = stream.next().await? {
         let data = match said {
@@ -545,6 +548,9 @@ async fn events(context: &Context, events: Events) -> Run {
         };
         let event: types::Event = serde_json::from_str(&data)
             .map_err(|e| Problem::new(Code::WrongServer, format!("an odd event: {e}")))?;
+        if listed.remove(&(event.id, event.host.clone())) {
+            continue;
+        }
         if matches!(out.format, Format::Json | Format::Yaml) {
             lines(&out, &event)?;
         } else {

@@ -4,7 +4,7 @@
 use super::meter::{Totals, add};
 use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
-use crate::control::{Change, Sample, Scope, Told, Value};
+use crate::control::{Change, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, GroupState,
@@ -18,7 +18,8 @@ use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
 use atoll_format::units::{BLOCK, iec};
 use atoll_node::{
-    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity, VolumeView,
+    CreateVolume, EventMark, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity,
+    VolumeView,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
@@ -109,6 +110,11 @@ fn cannot_place(refusal: &Refusal) -> Problem {
 fn host_name(hosts: &[(HostRecord, bool, Option<HostStatus>)], id: HostId) -> String {
     let found = hosts.iter().find(|(record, ..)| record.id == id);
     found.map_or_else(|| id.to_string(), |(record, ..)| record.name.clone())
+}
+
+/// See [`Event::id`]; the last digits tell those of one millisecond apart.
+fn event_id(event: &NodeEvent) -> u64 {
+    event.at_ms * 1_000 + event.number % 1_000
 }
 
 fn space_of(status: &HostStatus) -> Space {
@@ -983,27 +989,42 @@ impl Engine {
         Ok(book.tasks())
     }
 
-    /// Events with a higher id, of this host alone or of all that answer.
-    pub async fn events(&self, scope: Scope, since: u64) -> Result<Told<Vec<Event>>, Problem> {
+    /// Events that were not read, of this host alone or of all that answer; see
+    /// [`Control::events`](crate::control::Control::events).
+    pub async fn events(
+        &self,
+        scope: Scope,
+        since: u64,
+        read: EventMarks,
+    ) -> Result<Told<EventsRead>, Problem> {
         let node = &self.running()?.node;
+        let known = read.clone();
+        let mut read = read;
         let mut found: Vec<NodeEvent> = Vec::new();
         let mut silent: BTreeSet<HostId> = BTreeSet::new();
         if scope == Scope::Local {
-            found = node.local_events(0, usize::MAX);
+            let mark = read.get(&self.host).copied().unwrap_or_default();
+            found = node.local_events(mark, usize::MAX);
+            read.extend(found.last().map(|event| (self.host, event.mark())));
         } else {
-            let mut after: BTreeMap<HostId, Option<u64>> = BTreeMap::new();
+            let mut after: BTreeMap<HostId, Option<EventMark>> =
+                read.iter().map(|(&host, &mark)| (host, Some(mark))).collect();
             for _ in 0..EVENT_ROUNDS {
                 let (more, without) = node.events(&after).await;
-                let mut counts: BTreeMap<HostId, (usize, u64)> = BTreeMap::new();
+                let mut counts: BTreeMap<HostId, usize> = BTreeMap::new();
+                // Those of one host are in the order of their numbers only if its clock is.
                 for event in &more {
-                    let (count, newest) = counts.entry(event.host).or_default();
-                    (*count, *newest) = (*count + 1, event.number.max(*newest));
+                    *counts.entry(event.host).or_default() += 1;
+                    let mark = read.entry(event.host).or_default();
+                    if mark.life != event.life || mark.number < event.number {
+                        *mark = event.mark();
+                    }
                 }
                 silent.extend(without);
                 // Only those that may have more are asked again.
                 after = node.hosts().iter().map(|(record, ..)| (record.id, None)).collect();
-                for (host, (count, newest)) in counts {
-                    after.insert(host, (count >= EVENTS_FULL).then_some(newest));
+                for (host, count) in counts {
+                    after.insert(host, (count >= EVENTS_FULL).then_some(read[&host]));
                 }
                 found.extend(more);
                 if after.values().all(Option::is_none) {
@@ -1013,13 +1034,17 @@ impl Engine {
         }
         let silent: Vec<HostId> = silent.into_iter().collect();
         let missing = self.silent(&silent)?;
+        if found.is_empty() {
+            return Ok(Told { what: EventsRead { events: Vec::new(), read }, missing });
+        }
         let hosts = node.hosts();
-        // Without the directory, subjects are ids.
+        // A volume has the name that it has now, else the one that it had.
         let volumes = node.volumes().await.unwrap_or_default();
         let names: BTreeMap<ObjectId, String> =
             volumes.into_iter().map(|volume| (volume.record.id, volume.name)).collect();
-        let events = found.into_iter().map(|event| Event {
-            id: event.at_ms * 1_000 + event.number % 1_000,
+        let is_new = |event: &NodeEvent| known.contains_key(&event.host) || event_id(event) > since;
+        let events = found.into_iter().filter(is_new).map(|event| Event {
+            id: event_id(&event),
             at: rfc3339(event.at_ms),
             host: host_name(&hosts, event.host),
             level: match event.severity {
@@ -1028,13 +1053,17 @@ impl Engine {
                 Severity::Error => Level::Critical,
             },
             kind: event.kind,
-            subject: event
-                .object
-                .map(|id| names.get(&id).cloned().unwrap_or_else(|| id.to_string()))
-                .unwrap_or_default(),
+            subject: match event.object {
+                None => String::new(),
+                Some(id) => match names.get(&id) {
+                    Some(name) => name.clone(),
+                    None if event.volume.is_empty() => id.to_string(),
+                    None => event.volume,
+                },
+            },
             message: event.message,
         });
-        Ok(Told { what: events.filter(|event| event.id > since).collect(), missing })
+        Ok(Told { what: EventsRead { events: events.collect(), read }, missing })
     }
 
     /// Clients of this host.

@@ -12,13 +12,13 @@ use super::admin::{SILENT, View};
 use super::far::Far;
 use super::meter::add;
 use crate::bridge::Bridge;
-use crate::control::{Change, Control, Sample, Scope, Told};
+use crate::control::{Change, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::client::Call;
 use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, HealthCheck, Host,
-    Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
+    Cluster, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, HealthCheck, Host, Io,
+    Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
     Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
     VolumeState,
 };
@@ -546,8 +546,8 @@ impl Control for EngineControl {
         Ok(Told { what, missing })
     }
 
-    async fn events(&self, scope: Scope, since: u64) -> Collected<Vec<Event>> {
-        self.bridge.call(move |engine| async move { engine.events(scope, since).await }).await
+    async fn events(&self, scope: Scope, since: u64, read: EventMarks) -> Collected<EventsRead> {
+        self.bridge.call(move |engine| async move { engine.events(scope, since, read).await }).await
     }
 
     async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {

@@ -24,7 +24,7 @@ use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{self, ClusterRecord, HostRecord, RECORD_VERSION, key};
 use atoll_front::limits::Limits;
 use atoll_front::nbd::Server;
-use atoll_node::{Before, Node, NodeConfig, OtherLife, Severity, before};
+use atoll_node::{Before, EventMark, Node, NodeConfig, NodeEvent, OtherLife, Severity, before};
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealWorld, StreamListener};
 use atoll_store::Store;
@@ -275,7 +275,8 @@ impl Engine {
             node.note(severity, kind, None, trouble);
         }
         // What was noted so far is in the log already. Ends with the shard.
-        let noted = node.local_events(0, usize::MAX).last().map_or(0, |event| event.number);
+        let noted = node.local_events(EventMark::default(), usize::MAX);
+        let noted = noted.last().map(NodeEvent::mark).unwrap_or_default();
         tokio::task::spawn_local(log_events(node.clone(), noted));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         node.set_manager(self.manager());
@@ -383,12 +384,12 @@ fn lives_twice(other: &OtherLife, how: &str, data: &Path) -> Problem {
     ))
 }
 
-/// Writes every event of this host after that number into its own log, at its level.
-async fn log_events(node: HostNode, mut after: u64) {
+/// Writes every event of this host after that mark into its own log, at its level.
+async fn log_events(node: HostNode, mut after: EventMark) {
     loop {
         let event = node.next_event();
         for event in node.local_events(after, usize::MAX) {
-            after = event.number;
+            after = event.mark();
             let object = event.object.map(|id| id.to_string()).unwrap_or_default();
             let (kind, message) = (&event.kind, &event.message);
             match event.severity {

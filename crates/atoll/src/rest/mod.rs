@@ -15,7 +15,7 @@ mod idempotency;
 pub mod listen;
 mod request;
 
-use crate::control::{Control, Scope, Told};
+use crate::control::{Control, EventMarks, Scope, Told};
 use crate::metrics;
 use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
@@ -45,9 +45,6 @@ pub type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
 
 /// How often a followed event stream looks for new events.
 const FOLLOW_EVERY: Duration = Duration::from_millis(500);
-/// How far back a followed stream looks again for events of hosts that answered late, in
-/// microseconds: more than a call to another host may take.
-const FOLLOW_OVERLAP_US: u64 = 10_000_000;
 /// How often an idle stream shows that it is alive.
 const FOLLOW_BEAT: u32 = 30;
 
@@ -237,7 +234,9 @@ impl<C: Control> Rest<C> {
             Op::EventList if asked.flag("follow")? => self.follow(scope, asked.number("since")?),
             Op::EventList => {
                 let since = asked.number("since")?.unwrap_or(0);
-                let events = control.events(scope, since).await?;
+                let Told { what, missing } =
+                    control.events(scope, since, EventMarks::new()).await?;
+                let events = Told { what: what.events, missing };
                 self.list(asked, events, |event| format!("{:020} {}", event.id, event.host))
             }
             Op::SessionList => {
@@ -372,15 +371,17 @@ impl<C: Control> Rest<C> {
         let begin = since.unwrap_or_else(|| control.unix_ms() * 1_000);
         let (mut sender, channel) = Channel::new(16);
         let follow = async move {
-            let mut seen: BTreeSet<(u64, String)> = BTreeSet::new();
-            let mut newest = begin;
+            let mut read = EventMarks::new();
             let mut without: Vec<Missing> = Vec::new();
             for round in 0u32.. {
-                let floor = begin.max(newest.saturating_sub(FOLLOW_OVERLAP_US));
                 // A round without an answer is followed by another.
-                let told = control.events(scope, floor).await;
-                let Told { what: events, missing } =
-                    told.unwrap_or_else(|_| Told { what: Vec::new(), missing: without.clone() });
+                let (events, missing) = match control.events(scope, begin, read.clone()).await {
+                    Ok(Told { what, missing }) => {
+                        read = what.read;
+                        (what.events, missing)
+                    }
+                    Err(_) => (Vec::new(), without.clone()),
+                };
                 if missing != without {
                     let text = serde_json::to_string(&missing).expect("names are text");
                     without = missing;
@@ -389,12 +390,7 @@ impl<C: Control> Rest<C> {
                         return;
                     }
                 }
-                seen.retain(|(id, _)| *id > floor);
                 for event in events {
-                    newest = newest.max(event.id);
-                    if !seen.insert((event.id, event.host.clone())) {
-                        continue;
-                    }
                     let data = serde_json::to_string(&event).expect("events have string keys");
                     let text = format!("id: {}\ndata: {data}\n\n", event.id);
                     if sender.send_data(Bytes::from(text)).await.is_err() {

@@ -6,12 +6,14 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
-use atoll::control::{Change, Control, Sample, Scope, Told, Value};
+use atoll::control::{Change, Control, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
 use atoll_api::envelope::Missing;
 use atoll_api::types::*;
 use atoll_api::{Code, Problem};
+use atoll_format::id::{HostId, Incarnation};
+use atoll_node::EventMark;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -74,11 +76,16 @@ impl Fake {
     }
 
     pub fn event(&self, kind: &str, message: &str) {
+        self.event_at(NOW_MS, kind, message);
+    }
+
+    /// One of a host whose clock shows that.
+    pub fn event_at(&self, at_ms: u64, kind: &str, message: &str) {
         let mut state = self.0.lock().unwrap();
-        let id = NOW_MS * 1_000 + state.events.len() as u64 + 1;
+        let id = at_ms * 1_000 + state.events.len() as u64 + 1;
         state.events.push(Event {
             id,
-            at: atoll_api::envelope::rfc3339(NOW_MS),
+            at: atoll_api::envelope::rfc3339(at_ms),
             host: "host1".into(),
             level: Level::Warning,
             kind: kind.into(),
@@ -455,9 +462,12 @@ impl Control for Fake {
             task("long", TaskState::Running, 50),
         ])
     }
-    async fn events(&self, _: Scope, since: u64) -> Collected<Vec<Event>> {
+    async fn events(&self, _: Scope, since: u64, read: EventMarks) -> Collected<EventsRead> {
         let events = self.0.lock().unwrap().events.clone();
-        self.told(events.into_iter().filter(|event| event.id > since).collect())
+        let mark = EventMark { life: Incarnation(1), number: events.len() as u64 };
+        let begin = read.get(&HostId(1)).map_or(0, |mark| mark.number as usize);
+        let new = events.into_iter().skip(begin).filter(|event| begin > 0 || event.id > since);
+        self.told(EventsRead { events: new.collect(), read: [(HostId(1), mark)].into() })
     }
     async fn sessions(&self, _: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
         let used = self.0.lock().unwrap().used.clone();
