@@ -23,6 +23,8 @@ use std::task::{Context, Poll, Wake, Waker};
 /// Polls of one moment after which the run counts as caught in a loop: the busiest moment of a
 /// simulated cluster takes a few thousand.
 const POLLS_PER_MOMENT_MAX: u64 = 3_000_000;
+/// Of so many questions whether a dear check is due, one is answered with yes.
+const AUDIT_EVERY: u32 = 32;
 /// Cancelled timers kept in the heap before it is cleaned.
 const CANCELLED_TIMERS_MAX: usize = 4096;
 
@@ -154,6 +156,7 @@ struct Inner {
     polls_max: Cell<u64>,
     polls_of_moment: Cell<u64>,
     small: Cell<bool>,
+    audits_asked: Cell<u32>,
     polled: Cell<LifeId>,
 }
 
@@ -178,6 +181,7 @@ impl Executor {
             polls_max: Cell::new(u64::MAX),
             polls_of_moment: Cell::new(0),
             small: Cell::new(false),
+            audits_asked: Cell::new(0),
             polled: Cell::new(LifeId::HARNESS),
         }))
     }
@@ -195,6 +199,14 @@ impl Executor {
     /// Whether they are.
     pub fn is_small(&self) -> bool {
         self.0.small.get()
+    }
+
+    /// Whether it is time for a dear check: see [`World::audits`](atoll_world::World::audits).
+    /// Decided by a count, so that a run can be repeated.
+    pub fn audits(&self) -> bool {
+        let asked = self.0.audits_asked.get().wrapping_add(1);
+        self.0.audits_asked.set(asked);
+        asked.is_multiple_of(AUDIT_EVERY)
     }
 
     /// The simulator's time, the same for everybody (hosts see theirs through a clock).

@@ -76,6 +76,10 @@ impl World for SimWorld {
         if self.0.executor.is_small() { small } else { usual }
     }
 
+    fn audits(&self) -> bool {
+        self.0.executor.audits()
+    }
+
     fn random(&self) -> u64 {
         self.0.rng.borrow_mut().next()
     }

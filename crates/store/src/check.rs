@@ -1,7 +1,9 @@
 //! Proofs that accounting adds up: of a running store from its own state, and of closed devices
 //! by recovering them without writing.
 
+use crate::component::Component;
 use crate::device::Device;
+use crate::index::{Overlay, Pending};
 use crate::limits;
 use crate::open::{OpenError, OpenSpec, geometry, memory, sort_out};
 use crate::recover;
@@ -237,6 +239,15 @@ impl State {
         for (place, segment) in self.ring.iter().enumerate() {
             equal("live blocks of a segment", live[place], segment.live)?;
         }
+        self.audit_log()?;
+        for c in self.components.values() {
+            c.audit().map_err(|why| format!("component {}: {why}", c.id))?;
+        }
+        for (id, local) in self.by_id.iter() {
+            if self.components.get(local).is_none_or(|c| c.id != *id) {
+                return Err(format!("component {id} is to be number {local}, and is not"));
+            }
+        }
         if !self.round_under_way {
             self.audit_laid()?;
         }
@@ -244,6 +255,31 @@ impl State {
         equal("dirty blocks", overlay, self.overlay_blocks)?;
         equal("chunk entries", entries, self.entries_used)?;
         equal("chunk entries set aside", entries_reserved, self.entries_reserved)
+    }
+
+    /// Nothing lives where the log may be overwritten, and nothing that only the log says was said
+    /// in a part of it that is free (`trim_below`).
+    fn audit_log(&self) -> Result<(), String> {
+        let (from, to, places) = (self.trim_below, self.head_segment, self.geometry.segments);
+        if to < from || to - from >= places {
+            return Err(format!("the log goes from {from} to {to}, and has {places} places"));
+        }
+        let held: BTreeSet<u64> = (from..=to).map(|segment| segment % places).collect();
+        for (place, segment) in (0..).zip(&self.ring) {
+            if segment.live > 0 && !held.contains(&place) {
+                return Err(format!("{} blocks live in a free segment", segment.live));
+            }
+        }
+        for c in self.components.values() {
+            if c.unsaved_from.is_some_and(|segment| segment < from || segment > to) {
+                let of = c.id;
+                return Err(format!("what {of} promised in segment {:?} is gone", c.unsaved_from));
+            }
+        }
+        match self.graves.iter().find(|(segment, _)| *segment < from) {
+            Some((segment, local)) => Err(format!("number {local}, deleted in {segment}, is back")),
+            None => Ok(()),
+        }
     }
 
     /// Destage finds everything that lies in the log.
@@ -265,6 +301,40 @@ impl State {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+impl Component {
+    /// What it promises holds together.
+    fn audit(&self) -> Result<(), String> {
+        let holds = |what: &str, holds: bool| match holds {
+            true => Ok(()),
+            false => Err(format!("{what}: {self:?}")),
+        };
+        let (promise, first) = (&self.promise, self.uncommitted.first_key_value());
+        let last = self.uncommitted.last_key_value();
+        holds("committed and not", first.is_none_or(|(&seq, _)| seq > promise.committed))?;
+        holds("newer than the newest", last.is_none_or(|(&seq, _)| seq <= promise.newest))?;
+        holds("session above the fence", self.session.epoch <= promise.fenced)?;
+        holds("fence not queued", self.queued_fence >= promise.fenced)?;
+        holds("session not queued", self.queued_session >= self.session)?;
+        holds("committed is more than was logged", self.committed_logged <= promise.committed)?;
+        let chunks = self.spec.blocks.div_ceil(BLOCKS_PER_CHUNK);
+        for (&chunk, hot) in &self.hot {
+            holds("a chunk beyond its end", chunk < chunks)?;
+            let newest =
+                hot.pending.iter().map(|p| p.seq()).chain(hot.whole.as_ref().map(|w| w.seq));
+            holds(
+                "a block is newer than its chunk",
+                newest.max().unwrap_or_default() <= hot.newest,
+            )?;
+            holds("a chunk is newer than all", hot.newest <= promise.newest)?;
+            let sorted = |blocks: &[u8]| blocks.windows(2).all(|two| two[0] < two[1]);
+            let pending: Vec<u8> = hot.pending.iter().map(Pending::block).collect();
+            let overlay: Vec<u8> = hot.overlay.iter().map(Overlay::block).collect();
+            holds("blocks twice or out of order", sorted(&pending) && sorted(&overlay))?;
         }
         Ok(())
     }

@@ -64,6 +64,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 if done.is_err() {
                     break;
                 }
+                group.audit("after a checkpoint");
             }
             Next::Round => {
                 group.state.borrow_mut().round_under_way = true;
@@ -73,6 +74,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 if done.is_err() && group.failed.borrow().is_some() {
                     break;
                 }
+                group.audit("after a round of destage");
                 group.trimmed.notify_all();
                 rest_until = rest_until_after(&group, &span);
             }

@@ -53,6 +53,15 @@ pub(crate) struct Group<W: World> {
 }
 
 impl<W: World> Group<W> {
+    /// Now and then, in simulation: what does not add up ends the run where it began.
+    pub(crate) fn audit(&self, moment: &str) {
+        if self.world.audits()
+            && let Err(why) = self.state.borrow().audit()
+        {
+            panic!("{moment}: {why}");
+        }
+    }
+
     /// The device of the log.
     pub(crate) fn log_device(&self) -> &Device<W> {
         &self.devices[0]

@@ -619,6 +619,7 @@ async fn write<W: World>(group: &Rc<Group<W>>, batch: Batch) -> Result<(), ()> {
         }
     }
     group.queue.borrow_mut().in_flight = done;
+    group.audit("after a batch of the log");
     let state = group.state.borrow();
     if state.mover_asleep && state.log_fill() >= state.wake_at_fill {
         drop(state);

@@ -66,6 +66,12 @@ pub trait World: Clone + 'static {
     fn bound(&self, usual: usize, _small: usize) -> usize {
         usual
     }
+    /// Whether invariants that are too dear to be checked always are checked at this moment: never,
+    /// here. In the simulator now and then, so that a wrong count is found where it was made.
+    #[inline]
+    fn audits(&self) -> bool {
+        false
+    }
     /// Spends CPU time on this shard: queues on the modelled core in `sim`, nothing in `real`.
     fn charge(&self, cpu: Nanos) -> impl Future<Output = ()>;
     /// This host's connections.
