@@ -138,6 +138,7 @@ impl<W: World, S: Components> Owner<W, S> {
     fn adopt(&self, record: ObjectRecord, revision: Revision) {
         *self.0.record.borrow_mut() = record;
         self.0.revision.set(revision);
+        self.audit("when its record changed");
     }
 
     /// Looks whether the directory still calls this owner the owner; stops it if not. The answer

@@ -183,6 +183,11 @@ impl Leg {
         self.order.borrow().iter().filter(|op| !op.decided.get()).cloned().collect()
     }
 
+    /// Operations not all of whose predecessors are decided, in order.
+    pub fn order(&self) -> Vec<Rc<Op>> {
+        self.order.borrow().iter().cloned().collect()
+    }
+
     /// What is in flight and all that begins, for as long as somebody has the answer.
     pub fn watch_begun(&self) -> Rc<RefCell<BTreeSet<Key>>> {
         let in_flight = self.in_flight().iter().map(|op| key(op.ticket)).collect();
@@ -507,5 +512,35 @@ mod tests {
         leg.on_ack(&op, 0, session);
         assert_eq!(leg.late(LATE * 2), vec![(1, session)]);
         assert!(leg.late(LATE / 2).is_empty());
+    }
+
+    #[test]
+    fn the_audit_finds_what_does_not_hold() {
+        let leg = || Leg::new(0, vec![member(0, Role::Active), member(1, Role::Active)], Seq(0));
+        let good = leg();
+        good.begin(op(1));
+        assert_eq!(good.check(Seq(2)), Ok(()));
+        assert!(good.check(Seq(1)).unwrap_err().contains("do not rise"));
+        good.begin(op(2));
+        assert!(good.check(Seq(3)).unwrap_err().contains("overlap"));
+        let kept = leg();
+        kept.begin(op(1));
+        kept.order()[0].decided.set(true);
+        assert!(kept.check(Seq(2)).unwrap_err().contains("is kept"));
+        let early = leg();
+        early.committed.set(Seq(1));
+        assert!(early.check(Seq(2)).unwrap_err().contains("do not rise"));
+        let told = leg();
+        told.committed_told.set(Seq(1));
+        assert!(told.check(Seq(2)).unwrap_err().contains("was told"));
+        let owes = leg();
+        owes.with_member(0, |m| m.unacked.insert(Seq(1)));
+        assert!(owes.check(Seq(2)).unwrap_err().contains("owes"));
+        let twice = leg();
+        twice.members.borrow_mut()[1].slot = 0;
+        assert!(twice.check(Seq(2)).unwrap_err().contains("twice"));
+        let none = leg();
+        none.members.borrow_mut().iter_mut().for_each(|m| m.role = Role::Promoting);
+        assert!(none.check(Seq(2)).unwrap_err().contains("active"));
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Knows components, never disks: even its own host's store is reached through `transport`.
 
+mod audit;
 mod change;
 pub mod client;
 mod codec;

@@ -265,6 +265,11 @@ impl<W: World, S: Components> Owner<W, S> {
         self.0.ctx.owner_stopped(self.0.id, self.0.epoch);
     }
 
+    /// The seq that the next change gets.
+    pub(crate) fn next_seq(&self) -> Seq {
+        self.0.next_seq.get()
+    }
+
     /// The next session of any member in this epoch.
     pub fn next_session(&self) -> Session {
         let attach = self.0.next_attach.get();
@@ -370,6 +375,7 @@ impl<W: World, S: Components> Owner<W, S> {
             fresh: Default::default(),
         });
         leg.begin(op.clone());
+        self.audit("when a change began");
         let mut calls = Calls::default();
         let here = self.0.ctx.host;
         let mut slots: Vec<(bool, u8)> = leg
@@ -406,6 +412,7 @@ impl<W: World, S: Components> Owner<W, S> {
             let poked = op.poke.notified();
             calls.0.append(&mut op.fresh.borrow_mut().0);
             if leg.decide(&op) {
+                self.audit("when a change was decided");
                 break;
             }
             self.next_answer(&leg, &op, &mut calls, poked).await;

@@ -2,7 +2,7 @@
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
 use atoll_format::id::{HostId, ObjectId};
-use atoll_format::record::{MemberState, Policy, key};
+use atoll_format::record::{MemberState, ObjectState, Policy, key};
 use atoll_node::{
     CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView, export_name,
 };
@@ -841,5 +841,49 @@ fn no_event_is_missed_whatever_a_clock_shows() {
         let (events, _) = node.events(&marks).await;
         let third = events.iter().find(|event| event.message == "third").expect("told");
         assert_eq!(third.volume, "gone");
+    });
+}
+
+/// A volume whose maker died before it was ready does not stay for ever, and takes no other along.
+#[test]
+fn what_a_host_began_to_make_before_it_died_is_removed() {
+    with(3, |hosts| async move {
+        let kept = make(&hosts.node(1), "kept", MIB).await;
+        let mut half_made = 0;
+        for round in 0..40u64 {
+            let (node, name) = (hosts.node(0), format!("v{round}"));
+            let making = async move { try_volume(&node, &name, MIB).await.is_ok() };
+            let end = async {
+                hosts.wait(Nanos::from_us(100 * round)).await;
+                hosts.rig.kill(0, false);
+            };
+            // Nobody waits for what a dead host does.
+            let made = match select(Box::pin(making), Box::pin(end)).await {
+                Either::Left((made, end)) => {
+                    end.await;
+                    made
+                }
+                Either::Right(((), _)) => false,
+            };
+            half_made += u32::from(!made && hosts.keys("objects/").len() > 1);
+            hosts.rig.start(0);
+            hosts.wait(Nanos::from_secs(150)).await;
+            let node = hosts.node(1);
+            for volume in node.volumes().await.expect("listed") {
+                assert_eq!(volume.record.state, ObjectState::Ready, "round {round}");
+                if volume.name != "kept" {
+                    node.delete_volume(&volume.name, None, false, false).await.expect("deleted");
+                }
+            }
+            hosts.wait(Nanos::from_secs(20)).await;
+            let left = hosts.keys("objects/");
+            assert_eq!(left, [key::object(kept)], "round {round}");
+        }
+        assert!(half_made >= 5, "only {half_made} were caught in the making");
+        hosts.wait(Nanos::from_secs(900)).await;
+        for host in 0..3 {
+            let here = hosts.node(host).objects().members().components();
+            assert!(here.iter().all(|(_, object)| *object == kept), "{here:?}");
+        }
     });
 }
