@@ -12,7 +12,7 @@ import random
 import threading
 import time
 
-from history import BLOCK, NEVER, History, decode, encode
+from history import BLOCK, EMPTY, NEVER, History, decode, encode
 from nbd import Client, NbdError
 
 REQUEST_TIMEOUT_S = 40.0  # longer than any promise: what hangs that long has failed
@@ -27,7 +27,7 @@ class Worker(threading.Thread):
         self.random = random.Random(load.seed * 1000 + index)
         self.done = []  # (end, latency) of every completed request
         self.since = None  # start of the request that waits
-        self.value = index + 1
+        self.value = load.first_value + index + 1
         self.client = None
 
     def run(self):
@@ -104,7 +104,8 @@ class Worker(threading.Thread):
 class Load:
     """`clients` threads on `blocks` blocks of `volume`. `hosts`: which hosts each client uses, in
     turn; client i begins with the i-th. With `sticky`, a client keeps to its first host; with
-    `private`, it alone writes its share of the blocks."""
+    `private`, it alone writes its share of the blocks. `after`: a load of the same blocks that has
+    finished, whose history this one goes on with."""
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class Load:
         seed=None,
         sticky=False,
         private=False,
+        after=None,
     ):
         self.socket = cluster.nbd
         self.volume, self.clients, self.blocks, self.write_share = (
@@ -127,6 +129,9 @@ class Load:
         )
         self.seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
         self.private = private
+        self.earlier = after.history if after else History()
+        self.first_value = max(w.value for w in after.workers) if after else EMPTY
+        self.history = None  # once it is finished
         self.stopping = threading.Event()
         self.deadline = NEVER
         self.workers = []
@@ -192,20 +197,25 @@ class Load:
             worker.join(timeout_s + REQUEST_TIMEOUT_S)
             assert not worker.is_alive(), f"client {worker.index} hangs (seed {self.seed})"
         self.assert_no_errors()
-        history = History.merged(w.history for w in self.workers)
+        self.history = History.merged([self.earlier, *(w.history for w in self.workers)])
+        self.check()
+        acknowledged = sum(1 for w in self.history.writes if w[3] != NEVER)
+        assert acknowledged and self.history.reads, "the load did nothing"
+        return acknowledged
+
+    def check(self):
+        """Reads every block through every host, once all clients have stopped; the history with
+        that must be one copy's."""
         for host in sorted({h for w in self.workers for h in w.hosts}):
             begin, data, end = self.read_all(host)
             for block in range(self.blocks):
                 value = decode(data[block * BLOCK : (block + 1) * BLOCK])
                 if value is None:
-                    history.torn.append((block, begin))
+                    self.history.torn.append((block, begin))
                 else:
-                    history.reads.append((block, value, begin, end))
-        violations = history.violations()
+                    self.history.reads.append((block, value, begin, end))
+        violations = self.history.violations()
         assert not violations, f"not one copy (seed {self.seed}): " + "; ".join(violations[:5])
-        acknowledged = sum(1 for w in history.writes if w[3] != NEVER)
-        assert acknowledged and history.reads, "the load did nothing"
-        return acknowledged
 
     def read_all(self, host, timeout_s=30.0):
         """Every block through one host, which may still be coming up: (begin, bytes, end)."""
