@@ -1,9 +1,9 @@
 """A disk that fails on order: a file, served through FUSE in its own place.
 
 `FaultyDisk` is what tests hold; the process behind it (this file, run with the path) mounts itself
-over the file and speaks the kernel's protocol by itself, so that nothing has to be installed. A host
-meets it as it meets any file: O_DIRECT, io_uring, flushes, discards. It needs the right to mount:
-root, or `unshare -rm`.
+over the file and speaks the kernel's protocol by itself, so that nothing has to be installed. A
+host meets it as it meets any file: O_DIRECT, io_uring, flushes, discards. It needs the right to
+mount: root, or `unshare -rm`.
 
 Orders and answers are lines of JSON on its standard input and output. When the input ends it takes
 its mount down and ends, so nothing outlives the test, however that ends. A real flush of the file
@@ -120,8 +120,8 @@ def punch(fd, at, length):
 
 
 class Medium:
-    """The file and what it lies about. Blocks are 4 KiB; older contents are kept by block only while
-    a fault needs them."""
+    """The file and what it lies about. Older contents are kept, by blocks, only while a fault needs
+    them."""
 
     def __init__(self, path):
         self.fd = os.open(path, os.O_RDWR)
@@ -379,7 +379,8 @@ class Server:
         if code == INIT:
             major, minor, ahead, offered = struct.unpack_from("<IIII", body)
             flags = offered & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES)
-            head = (major, min(minor, 31), ahead, flags, 256, 192, LARGEST, 1, LARGEST // 4096, 0, 0)
+            background, pages = (256, 192), LARGEST // BLOCK
+            head = (major, min(minor, 31), ahead, flags, *background, LARGEST, 1, pages, 0, 0)
             return struct.pack("<IIIIHHIIHHI28x", *head)
         if code == STATFS:
             return struct.pack("<QQQQQIII28x", 0, 0, 0, 0, 0, BLOCK, 255, BLOCK)
@@ -388,9 +389,8 @@ class Server:
         raise OSError(errno.ENOSYS, "not a thing of disks")
 
     def attributes(self):
-        size = self.medium.size
-        mode, blocks = 0o100600, size // 512
-        numbers = (1, size, blocks, 0, 0, 0, 0, 0, 0, mode, 1, os.getuid(), os.getgid(), 0, BLOCK, 0)
+        size, owner = self.medium.size, (os.getuid(), os.getgid())
+        numbers = (1, size, size // 512, *[0] * 6, 0o100600, 1, *owner, 0, BLOCK, 0)
         return struct.pack("<QII", 1, 0, 0) + struct.pack("<QQQQQQIIIIIIIIII", *numbers)
 
 

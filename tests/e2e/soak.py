@@ -10,9 +10,11 @@ restarts"), so that whatever is wrong afterwards is a bug:
 - One host's disk fails at a time. Another host's turn comes only after that disk was replaced and
   its copies were made again, because what it lost may come to light later.
 - At any moment a host with a sound disk and a copy in sync is up. With two copies the sound one's
-  host is therefore never killed or paused alone: what is written meanwhile is on the lying disk only.
+  host is therefore never killed or paused alone: what is written meanwhile would be on the lying
+  disk only.
 - When all hosts are killed, all are started within START_S. Where the machine was too slow for
-  that, so that the sound copy was left out, the round is void: said, and not judged.
+  that, so that a sound copy was left out, and something is wrong, the round is void: said, and not
+  judged.
 """
 
 import argparse
@@ -64,10 +66,6 @@ assert sorted(RATES) == KINDS
 
 class Violation(Exception):
     """What the product must not do."""
-
-
-class Beyond(Exception):
-    """More went wrong than the round was meant to have; nothing can be said of it."""
 
 
 class Soak:
@@ -124,7 +122,9 @@ class Soak:
         self.cluster.cli("volume", "create", self.volume, SIZE, "--policy", self.policy)
         self.object = self.cluster.placement(self.volume)["object"]
         self.load = None
-        self.liar = self.chance.choice(sorted(self.members()))
+        members = sorted(self.members())
+        self.liar = self.chance.choice(members)
+        self.rolling = members if self.args.beyond else [self.liar]
         self.replaced = False
 
     def end_volume(self):
@@ -132,6 +132,8 @@ class Soak:
         try:
             if not self.replaced:
                 self.replace()
+            if self.load:
+                self.load.check()  # also because nobody owns what nobody uses (blind-spots.md)
             self.wait_ok("after the lying disk was replaced")
             if self.load:
                 self.load.check()
@@ -197,10 +199,8 @@ class Soak:
         lied = f"{self.kind} 1 in {self.one_in:.0f}, {hits} times"
         if not hits:
             lied += " (NEVER INJECTED)"
-        print(
-            f"round {self.number}: {self.policy} copies, disk of host{self.liar}: {lied}; {did}; {rest}",
-            flush=True,
-        )
+        where = f"{self.policy} copies, disk of host{self.liar}"
+        print(f"round {self.number}: {where}: {lied}; {did}; {rest}", flush=True)
 
     # Faults.
 
@@ -227,11 +227,9 @@ class Soak:
     def lie(self):
         disk = self.disks[self.liar]
         if self.kind == "rolled-back":
-            disk.mark()
+            for host in self.rolling:
+                self.disks[host].mark()
             self.marked = True
-            if self.args.beyond:
-                for host in self.members():
-                    self.disks[host].mark()
         else:
             disk.fail(self.kind, 1 / self.one_in, self.chance.randrange(1 << 30))
         if self.kind.endswith("read") or self.kind == "read-error":
@@ -245,7 +243,7 @@ class Soak:
 
     def roll_back(self):
         self.marked = False
-        for host in self.members() if self.args.beyond else [self.liar]:
+        for host in self.rolling:
             self.disks[host].roll_back()
 
     def note(self, what):
@@ -291,7 +289,7 @@ class Soak:
         self.cluster.wait_serving()
         served = time.monotonic() - begun
         if started > START_S or served > SERVE_S:
-            self.slow = f"the last host was started after {started:.1f} s, served after {served:.1f} s"
+            self.slow = f"the last host was started after {started:.1f} s, served at {served:.1f} s"
 
     def kill(self, hosts):
         whom = "all" if len(hosts) > 1 else "its host" if hosts[0] == self.liar else "another"
@@ -305,8 +303,7 @@ class Soak:
         self.cluster.kill_at_once(hosts)
         if self.marked and self.liar in hosts:
             self.roll_back()
-            self.disks[self.liar].mark()
-            self.marked = True
+            self.lie()
 
     def start(self, hosts, serving=True):
         for host in hosts:
@@ -425,17 +422,21 @@ class Soak:
             raise Violation(f"ended without being told to: {sorted(gone)}")
 
     def left_out(self):
-        """Why this round says nothing, or None: a slow start left the sound copies out."""
-        if not self.slow:
-            return None
+        """Why this round says nothing, or None: a slow start left a sound copy out."""
+        sound = [host for host in self.dropped() if host != self.liar]
+        if self.slow and sound:
+            return f"{self.slow}, and the sound copies of hosts {sound} were left out"
+        return None
+
+    def dropped(self):
+        """The hosts whose copies were left out in this round, as often as they were."""
+        found = []
         for host in HOSTS:
             with open(self.cluster.log(host), "rb") as f:
                 f.seek(self.logs[host])
                 text = f.read().decode(errors="replace")
-            for number in re.findall(r"copy on host(\d+) left out", text):
-                if int(number) != self.liar:
-                    return f"{self.slow}, and host{number}'s sound copy was left out"
-        return None
+            found += map(int, re.findall(r"copy on host(\d+) left out", text))
+        return found
 
     # What is said at the end.
 
@@ -449,6 +450,7 @@ class Soak:
         )
         with contextlib.suppress(CommandFailed, TimeoutError):
             print(f"  copies: {self.members()}, health: {self.health()}")
+        print(f"  copies left out in this round: {self.dropped() or 'none'}")
         if self.load:
             parts = [w.history for w in self.load.workers]
             history = self.load.history or History.merged([self.load.earlier, *parts])
@@ -457,8 +459,8 @@ class Soak:
                 f.writelines(line + "\n" for line in operations(history))
             for block in sorted(set(map(int, re.findall(r"block (\d+)", str(error)))))[:3]:
                 lines = operations(history, block)
-                print(f"  block {block}, the last of {len(lines)} operations:")
-                for line in lines[-16:]:
+                print(f"  block {block}, of {len(lines)} operations those around what is named:")
+                for line in around(lines, set(re.findall(r"\d+", str(error)))):
                     print(f"    {line}")
         print(f"  kept: {self.directory} (logs, disks, their .faults, history.txt)", flush=True)
 
@@ -494,13 +496,21 @@ def operations(history, block=None):
         found.append((end, at, f"write {value}", begin, answered))
     for at, value, begin, by in history.cut_off:
         found.append((by, at, f"write {value}", begin, "connection broke"))
-    found += [(end, at, f"read {value}", begin, f"{end:.4f}") for at, value, begin, end in history.reads]
+    for at, value, begin, end in history.reads:
+        found.append((end, at, f"read {value}", begin, f"{end:.4f}"))
     found += [(begin, at, "read, torn", begin, "") for at, begin in history.torn]
     return [
         f"block {at} {what}: {begin:.4f} .. {end}"
         for _, at, what, begin, end in sorted(found, key=lambda entry: (entry[0], entry[3]))
         if block is None or at == block
     ]
+
+
+def around(lines, values):
+    """Those lines whose value is named, the first ones and the last ones, with their neighbours."""
+    named = [i for i, line in enumerate(lines) if line.split(":")[0].split()[-1] in values]
+    chosen = sorted({j for i in named[:6] + named[-6:] for j in (i - 1, i, i + 1)})
+    return [lines[j] for j in chosen if 0 <= j < len(lines)]
 
 
 def seconds(text):
@@ -514,7 +524,8 @@ def kinds(text):
     chosen = text.split(",")
     unknown = sorted(set(chosen) - set(KINDS))
     if unknown:
-        raise argparse.ArgumentTypeError(f"no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        known = f"there are {', '.join(KINDS)}"
+        raise argparse.ArgumentTypeError(f"no kind {', '.join(unknown)}; {known}")
     return chosen
 
 
@@ -522,8 +533,8 @@ def arguments():
     parser = argparse.ArgumentParser(
         prog="scripts/soak --processes",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Three real hosts, one of which has a disk that lies or fails, killed and paused\n"
-        "meanwhile one by one and all at once, under clients whose history is checked.\n"
+        description="Three real hosts, one of which has a disk that lies or fails, are killed and\n"
+        "paused, one by one and all at once, under clients whose history is checked.\n"
         "Prints a line a round. Exit 1: a violation, or nothing was injected.",
         epilog=f"kinds: {', '.join(KINDS)}\n\n"
         "Example: scripts/soak --processes --time 30m --kinds lost-write,rolled-back",
