@@ -72,6 +72,10 @@ class FaultyDisk:
         """From now on it tells the truth and answers; what it did stays done."""
         self._order("heal")
 
+    def answer(self):
+        """From now on it does not hang, whatever else it does."""
+        self._order("answer")
+
     def mark(self):
         """What it holds now is what `roll_back` brings back."""
         self._order("mark")
@@ -299,6 +303,10 @@ class Server:
             medium.fail(**details)
         elif order == "heal":
             medium.heal()
+            self.release()
+        elif order == "answer":
+            if medium.kind == "hang":
+                medium.heal()
             self.release()
         elif order == "mark":
             medium.mark()
