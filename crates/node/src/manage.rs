@@ -1027,9 +1027,9 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(silent)
     }
 
-    /// Events of all hosts that can be reached, oldest first by the clocks of those who saw them, and
-    /// the hosts that do not tell. `after`: of each host those after that mark, all without one; none
-    /// is asked for nothing.
+    /// Events of all hosts that can be reached, oldest first by the clocks of those who saw them,
+    /// and the hosts that do not tell. `after`: of each host those after that mark, all without
+    /// one; none is asked for nothing.
     pub async fn events(
         &self,
         after: &BTreeMap<HostId, Option<EventMark>>,

@@ -13,7 +13,7 @@ use crate::fault::{FaultKind, Plan};
 use crate::pattern::{self, SECTOR};
 use crate::rig::Rig;
 use crate::rng::Rng;
-use crate::workload::{Book, Mix};
+use crate::workload::{Book, Instead, Mix};
 use crate::world::SimWorld;
 use atoll_format::id::{ClusterId, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq};
 use atoll_format::op::BlockRange;
@@ -62,6 +62,9 @@ pub trait Storage: Clone + 'static {
 /// After healing, the time within which all I/O ends and all objects become healthy: the longest
 /// hold of a client, a takeover, and a resync of everything.
 pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
+/// Time within which nothing is left of deleted volumes: what no record names is kept for ten
+/// minutes.
+const EMPTY_MAX: Nanos = Nanos::from_secs(1200);
 /// Time within which a damaged block is made good once it is found.
 const MEND_MAX: Nanos = Nanos::from_secs(90);
 /// Time after which what a host lost by a restart shows in the record.
@@ -88,6 +91,8 @@ pub struct ClusterSpec {
     pub repair_delay_s: u32,
     /// An administrator makes, resizes and deletes volumes meanwhile.
     pub administered: bool,
+    /// In the end all volumes are deleted, and nothing may be left of them.
+    pub emptied: bool,
     /// What clients do comes from this number alone, whatever the cluster is and does; none: from
     /// the seed and the life of their host.
     pub history: Option<u64>,
@@ -129,6 +134,7 @@ impl ClusterSpec {
             ops,
             repair_delay_s,
             administered: false,
+            emptied: false,
             history: None,
         }
     }
@@ -153,7 +159,30 @@ impl ClusterSpec {
     /// top.
     pub fn add_in_order(&mut self, hosts: u16) {
         let (host, volume, mix) = self.clients[0];
-        self.clients.push((host % hosts, volume, Mix::in_order(mix)));
+        self.clients.push((host % hosts, volume, Mix::instead(mix, Instead::InOrder)));
+    }
+
+    /// A client of each volume that asks which parts of it are zeros. On another host than its
+    /// first one: an owner answers others too.
+    pub fn add_lookers(&mut self, hosts: u16) {
+        for volume in 0..self.volumes.len() {
+            let like = self.clients.iter().find(|(_, of, _)| *of == volume);
+            let &(host, _, mix) = like.expect("each has clients");
+            self.clients.push(((host + 1) % hosts, volume, Mix::instead(mix, Instead::Looks)));
+        }
+    }
+
+    /// The last volume has one copy.
+    pub fn make_single(&mut self) {
+        let (_, policy) = self.volumes.last_mut().expect("there is one");
+        policy.failures_to_tolerate = 0;
+    }
+
+    /// Volumes end within a chunk, at any block.
+    pub fn make_sizes_odd(&mut self, rng: &mut Rng) {
+        for (size, _) in &mut self.volumes {
+            *size -= rng.below(CHUNK / BLOCK) * BLOCK;
+        }
     }
 }
 
@@ -725,7 +754,49 @@ impl<T: Storage> Cluster<T> {
                 self.violated(format!("the disks of h{host} had to be replaced, undamaged"));
             }
         }
+        if self.0.spec.emptied
+            && let Err(why) = self.empty().await
+        {
+            self.violated(why);
+        }
         self.walk_disks(victim).await;
+    }
+
+    /// Deletes all volumes; every disk group must be as empty as a new one then.
+    async fn empty(&self) -> Result<(), String> {
+        self.say(None, "all volumes are deleted".into());
+        let node = self.node(0).ok_or("h0 is not up")?;
+        let limit = self.executor().now() + EMPTY_MAX;
+        loop {
+            let mut why = None;
+            match node.volumes().await {
+                Err(error) => why = Some(error.to_string()),
+                Ok(volumes) => {
+                    for volume in volumes {
+                        let deleted = node.delete_volume(&volume.name, None, false, false).await;
+                        why = deleted.err().map(|e| format!("{}: {e}", volume.name)).or(why);
+                    }
+                }
+            }
+            let objects = self.objects().len();
+            for host in 0..self.0.rig.hosts() {
+                let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
+                for store in node.objects().members().stores() {
+                    let (space, components) = (store.space(), store.list().len());
+                    if space.used_bytes > 0 || components > 0 {
+                        let used = space.used_bytes;
+                        let left = format!("{components} components and {used} bytes on h{host}");
+                        why = why.or(Some(left));
+                    }
+                }
+            }
+            let why = why.or((objects > 0).then(|| format!("{objects} records")));
+            let Some(why) = why else { return Ok(()) };
+            if self.executor().now() > limit {
+                return Err(format!("after all volumes were deleted there is still: {why}"));
+            }
+            self.wait(Nanos::from_ms(500)).await;
+        }
     }
 
     /// Restarts the hosts whose disk group has failed, or will as soon as it asks its disk, which

@@ -27,6 +27,16 @@ impl Features {
     pub const IN_ORDER: Self = Self(64);
     /// Pages, pieces and rounds are small: a boundary is met at every step.
     pub const SMALL: Self = Self(128);
+    /// A client of each volume asks which parts of it are zeros.
+    pub const LOOKERS: Self = Self(256);
+    /// Volumes do not end where a chunk does.
+    pub const ODD_SIZES: Self = Self(512);
+    /// In the end all volumes are deleted, in half of the seeds that have it: every disk group is
+    /// as empty as a new one.
+    pub const EMPTIED: Self = Self(1024);
+    /// One volume has a single copy, where nothing damages media: no other one hides what a store
+    /// has lost.
+    pub const SINGLE: Self = Self(2048);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -36,7 +46,11 @@ impl Features {
         .and(Self::CROWD)
         .and(Self::HARSH)
         .and(Self::IN_ORDER)
-        .and(Self::SMALL);
+        .and(Self::SMALL)
+        .and(Self::LOOKERS)
+        .and(Self::ODD_SIZES)
+        .and(Self::EMPTIED)
+        .and(Self::SINGLE);
 
     /// These and those.
     #[must_use]

@@ -167,6 +167,19 @@ impl Setup {
         if draw(Features::IN_ORDER, "in order") {
             cluster.add_in_order(hosts);
         }
+        if draw(Features::LOOKERS, "lookers") {
+            cluster.add_lookers(hosts);
+        }
+        if draw(Features::ODD_SIZES, "odd sizes") {
+            cluster.make_sizes_odd(&mut Rng::named(seed, "sizes"));
+        }
+        if draw(Features::SINGLE, "single copy") && plan.victim.is_none() && !options.beyond {
+            cluster.make_single();
+        }
+        // What is left of half-made copies is kept for long: a quarter of the seeds is enough.
+        let emptied =
+            draw(Features::EMPTIED, "emptied") && draw(Features::EMPTIED, "and waited for");
+        cluster.emptied = emptied && !options.beyond;
         for (n, client) in cluster.clients.iter_mut().enumerate() {
             if !options.part.has_client(n) {
                 client.0 = NOWHERE;

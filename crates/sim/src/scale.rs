@@ -678,6 +678,7 @@ fn observe(
         ops: 0,
         repair_delay_s: 3600,
         administered: false,
+        emptied: false,
         history: None,
     };
     let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(log_bytes));

@@ -191,6 +191,7 @@ pub fn play(text: &str) -> Result<String, String> {
         ops: u64::MAX,
         repair_delay_s: first.span("repair")?.map_or(3600, |s| s.as_secs_f64() as u32),
         administered: false,
+        emptied: false,
         history: None,
     };
     let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));
@@ -621,7 +622,7 @@ impl Stage {
             hot_at: (1984, 2304),
             len_max: 65_536,
             pause,
-            in_order: false,
+            instead: None,
         };
         let mut rng = Rng::named(u64::from(number), "load");
         let ex = self.rig.executor().clone();

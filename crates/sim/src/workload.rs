@@ -7,9 +7,9 @@ use crate::checker::{History, Kind, OpIndex};
 use crate::executor::Executor;
 use crate::pattern::{self, SECTOR, Tag};
 use crate::rng::Rng;
-use atoll_format::units::CHUNK;
-use atoll_world::volume::{Volume, VolumeError, ZeroFlags};
-use atoll_world::{Buf, Nanos};
+use atoll_format::units::{BLOCK, CHUNK};
+use atoll_world::volume::{ExtentKind, Volume, VolumeError, ZeroFlags};
+use atoll_world::{Buf, Nanos, sometimes};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -31,8 +31,17 @@ pub struct Mix {
     pub len_max: u64,
     /// The shortest and longest pause between two operations of one client.
     pub pause: (Nanos, Nanos),
-    /// Reads only, in order; the rest does not matter.
-    pub in_order: bool,
+    /// What else than such a mix; the rest does not matter then.
+    pub instead: Option<Instead>,
+}
+
+/// What a client does that does no mix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Instead {
+    /// Reads only, in order.
+    InOrder,
+    /// Asks which parts are zeros.
+    Looks,
 }
 
 impl Mix {
@@ -47,13 +56,13 @@ impl Mix {
             hot_at: (1984, 2304),
             len_max: *rng.pick(&[4096, 16384, 65536, 262_144, 1 << 20]),
             pause: (Nanos::from_us(50), Nanos::from_ms(*rng.pick(&[20, 100, 400, 1_000]))),
-            in_order: false,
+            instead: None,
         }
     }
 
-    /// Reads only, in order.
-    pub fn in_order(other: Self) -> Self {
-        Self { in_order: true, ..other }
+    /// The same volume, and something else.
+    pub fn instead(other: Self, instead: Instead) -> Self {
+        Self { instead: Some(instead), ..other }
     }
 
     /// The same with all others in two or three blocks.
@@ -86,6 +95,11 @@ pub struct Book(Rc<Inner>);
 /// What one that reads in order reads: so many stretches of so many requests.
 const STRETCHES: u32 = 8;
 const STRETCH: u32 = 40;
+
+/// What one that asks for zeros asks: so often, of so many blocks at most.
+const LOOKS: u32 = 60;
+const LOOK_BLOCKS: u32 = 32;
+const BLOCK_SECTORS: u64 = BLOCK / SECTOR as u64;
 
 /// The error of a read that brought what nobody wrote.
 const WRONG_BYTE: &str = "wrong byte";
@@ -282,8 +296,10 @@ impl Book {
         inner.next_client.set(client + 1);
         inner.running.set(inner.running.get() + 1);
         let _running = Running(self.clone());
-        if mix.in_order {
-            return self.read_in_order(&volume, client, &mut rng).await;
+        match mix.instead {
+            Some(Instead::InOrder) => return self.read_in_order(&volume, client, &mut rng).await,
+            Some(Instead::Looks) => return self.look_again(&volume, client, mix, &mut rng).await,
+            None => {}
         }
         while !self.is_over() {
             inner.ops_left.set(inner.ops_left.get() - 1);
@@ -328,6 +344,72 @@ impl Book {
         inner.executor.trace().event(now, None, "client", u64::from(client), || {
             format!("client {client} at {first}+{sectors}: {error}")
         });
+    }
+
+    /// Asks what pieces hold, where the others of that mix are.
+    async fn look_again<V: Volume>(&self, volume: &V, client: u32, mix: Mix, rng: &mut Rng) {
+        let inner = &*self.0;
+        for _ in 0..LOOKS {
+            if self.is_over() {
+                break;
+            }
+            let (first, sectors) = self.range(&mix, rng);
+            let first = first / BLOCK_SECTORS * BLOCK_SECTORS;
+            match self.look(volume, client, first, sectors.div_ceil(8).min(LOOK_BLOCKS)).await {
+                Ok(()) => {}
+                Err(VolumeError::Gone) => return,
+                Err(error) => self.note_error(client, (first, sectors), &error),
+            }
+            let pause = rng.span(Nanos::from_ms(1), Nanos::from_ms(200));
+            inner.executor.sleep_until(inner.executor.now() + pause).await;
+        }
+    }
+
+    /// Asks what blocks hold. What is said to be zeros counts as read, at some moment between the
+    /// question and its answer.
+    ///
+    /// # Errors
+    /// The volume's.
+    pub async fn look<V: Volume>(
+        &self,
+        volume: &V,
+        client: u32,
+        first: u64,
+        blocks: u32,
+    ) -> Result<(), VolumeError> {
+        let len = u64::from(blocks) * BLOCK;
+        let at = first * SECTOR as u64;
+        if at + len > self.0.size.get() {
+            return Ok(());
+        }
+        let asked: Vec<OpIndex> = (0..u64::from(blocks))
+            .map(|block| {
+                let at = first + block * BLOCK_SECTORS;
+                let kind = Kind::Read(Vec::new());
+                self.0.history.borrow_mut().call(client, kind, at, 8, self.now())
+            })
+            .collect();
+        let told = volume.extents(at, len, usize::MAX).await;
+        let mut history = self.0.history.borrow_mut();
+        let mut asked = asked.into_iter();
+        let mut covered = 0;
+        for extent in told.iter().flatten() {
+            assert!(extent.len > 0 && extent.len % BLOCK == 0, "whole blocks were asked for");
+            covered += extent.len;
+            for op in asked.by_ref().take((extent.len / BLOCK) as usize) {
+                match extent.kind {
+                    ExtentKind::Data => history.failed(op, self.now()),
+                    ExtentKind::Hole | ExtentKind::Zero => {
+                        sometimes!("workload.zeros_were_told");
+                        history.read(op, vec![0; 8], self.now());
+                    }
+                }
+            }
+        }
+        assert!(covered <= len && (covered > 0 || told.is_err()), "{covered} of {len} bytes told");
+        asked.for_each(|op| history.failed(op, self.now()));
+        drop(history);
+        told.map(drop)
     }
 
     /// Some stretches, with something between two requests at times.
