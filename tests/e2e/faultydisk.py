@@ -13,6 +13,7 @@ One request is handled at a time, so the faults need no lock. What is hit is cou
 noted in FILE.faults with time, offset and length.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -47,8 +48,14 @@ class FaultyDisk:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        stack.callback(self.process.stdin.close)
+        stack.callback(self._close)
         self._answer()
+
+    def _close(self):
+        """It unmounts and ends by itself, unless it cannot: then it is made to."""
+        self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ANSWER_S)
 
     def _answer(self):
         if not select.select([self.process.stdout], [], [], ANSWER_S)[0]:
@@ -408,4 +415,5 @@ if __name__ == "__main__":
     try:
         server.run()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.close()

@@ -95,7 +95,7 @@ class Soak:
         self.policies = self.drawn(list(POLICIES) if not args.beyond else ["two"])
         self.rounds = dict.fromkeys(args.kinds, 0)
         self.faults = dict.fromkeys(args.kinds, 0)
-        self.number = self.void = self.idle = self.operations = self.kills = self.volumes = 0
+        self.number = self.void = self.operations = self.kills = self.volumes = 0
 
     def drawn(self, things):
         """Without end, each of them once before any comes again."""
@@ -117,6 +117,7 @@ class Soak:
             self.end_volume()
 
     def begin_volume(self):
+        self.wait_ok("before a volume is made")
         self.policy = next(self.policies)
         self.volumes += 1
         self.volume = f"soak{self.volumes}"
@@ -187,7 +188,6 @@ class Soak:
         hits = self.disks[self.liar].hits()[self.kind] - before
         self.rounds[self.kind] += 1
         self.faults[self.kind] += hits
-        self.idle += not hits
         operations = self.load.completed()
         self.operations += operations
         self.kills += sum(n for what, n in self.did.items() if what.startswith("killed"))
@@ -465,6 +465,11 @@ class Soak:
         """The violation with the operations that it is about; all is kept."""
         self.keep = True
         print(f"VIOLATION in round {self.number} (seed {self.args.seed}): {error}")
+        if self.number:
+            self.explain_round(str(error))
+        print(f"  kept: {self.directory} (logs, disks, their .faults, history.txt)", flush=True)
+
+    def explain_round(self, error):
         print(
             f"  volume {self.volume}, {self.policy} copies, disk of host{self.liar}: {self.kind} "
             f"1 in {self.one_in:.0f}; {self.did}{'; ' + self.slow if self.slow else ''}"
@@ -478,12 +483,11 @@ class Soak:
             path = os.path.join(self.directory, "history.txt")
             with open(path, "w", encoding="ascii") as f:
                 f.writelines(line + "\n" for line in operations(history))
-            for block in sorted(set(map(int, re.findall(r"block (\d+)", str(error)))))[:3]:
+            for block in sorted(set(map(int, re.findall(r"block (\d+)", error))))[:3]:
                 lines = operations(history, block)
                 print(f"  block {block}, of {len(lines)} operations those around what is named:")
-                for line in around(lines, set(re.findall(r"\d+", str(error)))):
+                for line in around(lines, set(re.findall(r"\d+", error))):
                     print(f"    {line}")
-        print(f"  kept: {self.directory} (logs, disks, their .faults, history.txt)", flush=True)
 
     def summary(self):
         """Whether this soak proves anything."""
