@@ -335,11 +335,15 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Whether the disk group of a member has failed in the present life of its host.
+    /// Whether the disk group of a member has failed in the present life of its host, or is not
+    /// there: its disk is missing, or is another one now. The member's owner asks which.
     fn has_failed(&self, member: &MemberRecord) -> bool {
         let hosts = self.0.hosts.borrow();
         let host = hosts.get(&member.host).filter(|h| self.is_alive_life(h.id, h.incarnation));
-        host.is_some_and(|h| h.groups.iter().any(|g| g.id == member.group && !g.healthy))
+        host.is_some_and(|h| {
+            let group = h.groups.iter().find(|g| g.id == member.group);
+            group.is_none_or(|g| !g.healthy)
+        })
     }
 
     fn needs_me(&self, record: &ObjectRecord) -> bool {

@@ -33,8 +33,8 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 struct Hosts {
     rig: Rig,
     nodes: Rc<RefCell<Vec<Option<Host>>>>,
-    /// A host that starts without its disks.
-    without_disks: Rc<Cell<Option<u16>>>,
+    /// A host that starts without its disks, and whether they may come back: a new one will not.
+    without_disks: Rc<Cell<Option<(u16, bool)>>>,
 }
 
 impl Hosts {
@@ -54,14 +54,16 @@ impl Hosts {
         let lost = without_disks.clone();
         rig.set_boot(move |host, disks, world| {
             let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
-            let is_lost = lost.get() == Some(host);
+            let lost = lost.get().filter(|(of, _)| *of == host);
             world.spawn(async move {
                 let mut groups = storage.open(host, disks, inner.clone()).await.expect("opens");
-                if is_lost {
+                if lost.is_some() {
                     groups.clear();
                 }
                 let node = Node::start(inner, node_config(host), groups);
-                node.objects().members().set_lacks_disks(is_lost);
+                node.objects()
+                    .members()
+                    .set_lacks_disks(lost.is_some_and(|(_, may_come_back)| may_come_back));
                 all.borrow_mut()[usize::from(host)] = Some(node);
             });
         });
@@ -657,7 +659,7 @@ fn copies_on_a_disk_that_is_missing_are_waited_for() {
         make(&node, "v", MIB).await;
         write(&node, "v", 0, 1).await;
         let other = other_copy(&node, "v").await;
-        hosts.without_disks.set(Some(other));
+        hosts.without_disks.set(Some((other, true)));
         hosts.kill(other).await;
         hosts.rig.start(other);
         write(&node, "v", 0, 2).await;
@@ -668,6 +670,31 @@ fn copies_on_a_disk_that_is_missing_are_waited_for() {
             .any(|(_, m)| matches!(m.state, MemberState::Absent { lost: true, .. }));
         assert!(!lost && record.members().count() == 2, "rebuilt at once: {record:?}");
     });
+}
+
+/// What nobody uses is looked after too: the loss of a copy does not wait for the next client.
+#[test]
+fn a_disk_that_is_a_new_one_is_noticed_though_nobody_uses_its_volumes() {
+    for owns in [true, false] {
+        with(3, move |hosts| async move {
+            let id = make(&hosts.node(0), "v", MIB).await;
+            write(&hosts.node(0), "v", 0, 1).await;
+            let other = other_copy(&hosts.node(0), "v").await;
+            let lost = if owns { 0 } else { other };
+            let group = hosts.node(usize::from(lost)).objects().members().stores()[0].group();
+            hosts.without_disks.set(Some((lost, false)));
+            hosts.kill(lost).await;
+            hosts.rig.start(lost);
+            hosts.wait(Nanos::from_secs(60)).await;
+            let witness = hosts.node(usize::from(if owns { other } else { 0 }));
+            let record = witness.volume("v").await.expect("there").record;
+            assert_eq!(record.id, id);
+            let whole = record.members().filter(|(_, m)| m.state.is_active());
+            assert!(record.members().all(|(_, m)| m.group != group), "{owns}: {record:?}");
+            assert_eq!(whole.count(), 2, "{owns}: {record:?}");
+            assert_eq!(read(&witness, "v", 0).await, 1);
+        });
+    }
 }
 
 /// A shrink under way for a life that has ended is not carried out over what is written since.
