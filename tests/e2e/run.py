@@ -1,7 +1,8 @@
 """Runs the end-to-end tests: run.py [--jobs N] [PATTERN]. At the end "N passed, N failed".
 
 N (default 2) processes take the tests in turn: they wait far more than they work. What measures
-itself (class attribute `alone`) runs after the others, one at a time.
+itself (class attribute `alone`) runs after the others, one at a time; what takes longest (`first`)
+begins before the others, so that nobody waits for it alone in the end.
 """
 
 import argparse
@@ -162,6 +163,7 @@ def main():
         for t in flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py"))
         if args.pattern in t.id()
     ]
+    tests.sort(key=lambda t: not getattr(t, "first", False))
     shared = [t.id() for t in tests if not getattr(t, "alone", False)]
     alone = [t.id() for t in tests if getattr(t, "alone", False)]
     total = {"run": 0, "bad": 0, "skipped": 0}

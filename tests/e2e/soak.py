@@ -316,7 +316,8 @@ class Soak:
             self.wait_serving(hosts)
 
     def wait_serving(self, hosts):
-        """A host that starts waits for a disk that does not answer (blind-spots.md): it does now."""
+        """The disk that hangs answers from here on: a host waits for it when it starts
+        (blind-spots.md)."""
         if self.liar in hosts:
             self.disks[self.liar].answer()
         self.cluster.wait_serving(hosts)

@@ -104,6 +104,8 @@ class Disk(unittest.TestCase):
 
 
 class Soak(unittest.TestCase):
+    first = True
+
     def setUp(self):
         self.stack = Stack()
         self.addCleanup(self.stack.close)
