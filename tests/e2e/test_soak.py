@@ -1,6 +1,9 @@
 """Disks that lie under running hosts (soak.py), for two minutes; and whether that could fail."""
 
+import argparse
+import contextlib
 import glob
+import io
 import mmap
 import os
 import random
@@ -10,6 +13,7 @@ import sys
 import time
 import unittest
 
+import soak
 from faultydisk import BLOCK, FaultyDisk
 from harness import HERE, Stack, row, wait_until
 from process import end
@@ -101,6 +105,26 @@ class Disk(unittest.TestCase):
         self.assertEqual(reader.communicate(timeout=10)[0], b"\0")
         self.disk.empty()
         self.assertEqual(self.read(5), bytes(BLOCK))
+
+
+class Verdict(unittest.TestCase):
+    def passes(self, rounds, faults, void=0):
+        it = soak.Soak.__new__(soak.Soak)
+        it.args = argparse.Namespace(kinds=["hang", "lost-write"], seed=1)
+        it.rounds = dict(zip(it.args.kinds, rounds, strict=True))
+        it.faults = dict(zip(it.args.kinds, faults, strict=True))
+        it.number, it.void = sum(rounds) + void, void
+        it.volumes = it.operations = it.kills = 1
+        with contextlib.redirect_stdout(io.StringIO()):
+            return it.summary()
+
+    @row("soak: one that injected nothing, or never a kind that it had, proves nothing")
+    def test_nothing_injected(self):
+        self.assertTrue(self.passes((2, 2), (3, 4)))
+        self.assertTrue(self.passes((2, 0), (3, 0)))
+        self.assertFalse(self.passes((2, 2), (3, 0)))
+        self.assertFalse(self.passes((0, 0), (0, 0)))
+        self.assertFalse(self.passes((1, 1), (3, 4), void=3))
 
 
 class Soak(unittest.TestCase):
