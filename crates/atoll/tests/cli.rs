@@ -568,9 +568,9 @@ fn streams_that_are_closed_or_full_do_not_panic() {
     let status = program(Some(&server), &["volume", "show", "none"]).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(3));
     // Streams that are closed from the start.
-    let script = format!("{} volume list <&- >&- 2>&-", env!("CARGO_BIN_EXE_atoll"));
+    let script = "exec \"$0\" volume list <&- >&- 2>&-";
     let status = Command::new("sh")
-        .args(["-c", &script])
+        .args(["-c", script, env!("CARGO_BIN_EXE_atoll")])
         .env("ATOLL_ENDPOINT", format!("unix://{}", server.socket().display()))
         .status()
         .unwrap();

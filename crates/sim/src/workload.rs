@@ -97,7 +97,7 @@ const STRETCHES: u32 = 8;
 const STRETCH: u32 = 40;
 
 /// What one that asks for zeros asks: so often, of so many blocks at most.
-const LOOKS: u32 = 60;
+const LOOKS: u32 = 120;
 const LOOK_BLOCKS: u32 = 32;
 const BLOCK_SECTORS: u64 = BLOCK / SECTOR as u64;
 
@@ -360,7 +360,7 @@ impl Book {
                 Err(VolumeError::Gone) => return,
                 Err(error) => self.note_error(client, (first, sectors), &error),
             }
-            let pause = rng.span(Nanos::from_ms(1), Nanos::from_ms(200));
+            let pause = rng.span(Nanos::from_ms(1), Nanos::from_ms(100));
             inner.executor.sleep_until(inner.executor.now() + pause).await;
         }
     }
