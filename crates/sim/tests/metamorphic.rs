@@ -87,7 +87,7 @@ fn play_on<T: Storage>(rig: &Rig, history: u64, made: Made, storage: T) -> Vec<S
         hot_at: (1984, 2304),
         len_max: 1 << 20,
         pause: (Nanos::from_us(50), Nanos::from_ms(100)),
-        in_order: false,
+        instead: None,
     };
     let leg: Vec<u16> = (0..made.copies).collect();
     let spec = ClusterSpec {
