@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -19,6 +20,15 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number):
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+def exit_with(main):
+    """Ends the program with what `main` returns; 130 if it was interrupted."""
+    try:
+        sys.exit(main())
+    except Interrupted as by:
+        print(f"interrupted ({by})")
+        sys.exit(130)
 
 
 def raise_on_signals():

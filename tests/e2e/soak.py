@@ -38,7 +38,7 @@ import harness  # noqa: E402 (it completes the path)
 from faultydisk import KINDS, FaultyDisk  # noqa: E402
 from history import NEVER, History  # noqa: E402
 from load import Load  # noqa: E402
-from process import CommandFailed, Interrupted, Stack, alive, raise_on_signals  # noqa: E402
+from process import CommandFailed, Stack, alive, exit_with, raise_on_signals  # noqa: E402
 
 HOSTS = (1, 2, 3)
 POLICIES = {"two": 1, "three": 2}  # copies, and the failures that they tolerate
@@ -621,8 +621,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Interrupted as signal:
-        print(f"interrupted ({signal})")
-        sys.exit(130)
+    exit_with(main)

@@ -479,6 +479,17 @@ fn pages_for_machines() {
     assert_eq!(page, "# HELP atoll_up One.\n# TYPE atoll_up gauge\natoll_up{host=\"host1\"} 1\n");
 }
 
+/// Reads on until that has come; all that has.
+fn read_until(stream: &mut TcpStream, seen: &mut String, word: &str) -> String {
+    let mut chunk = [0; 4096];
+    while !seen.contains(word) {
+        let n = stream.read(&mut chunk).unwrap();
+        assert!(n > 0, "the stream ended: {seen}");
+        seen.push_str(&String::from_utf8_lossy(&chunk[..n]));
+    }
+    seen.clone()
+}
+
 #[test]
 fn followers_see_what_happens_next() {
     let server = TestServer::start();
@@ -488,15 +499,7 @@ fn followers_see_what_happens_next() {
     let request = "GET /api/v1/events?follow=1&since=0 HTTP/1.1\r\nhost: t\r\n\r\n";
     stream.write_all(request.as_bytes()).unwrap();
     let mut seen = String::new();
-    let mut until = |word: &str| {
-        let mut chunk = [0; 4096];
-        while !seen.contains(word) {
-            let n = stream.read(&mut chunk).unwrap();
-            assert!(n > 0, "the stream ended: {seen}");
-            seen.push_str(&String::from_utf8_lossy(&chunk[..n]));
-        }
-        seen.clone()
-    };
+    let mut until = |word: &str| read_until(&mut stream, &mut seen, word);
     let first = until("before");
     assert!(first.contains("text/event-stream"), "{first}");
     server.fake.event("new", "afterwards");
@@ -506,6 +509,20 @@ fn followers_see_what_happens_next() {
     server.fake.event_at(1_000, "early", "by a clock of 1970");
     let all = until("by a clock of 1970");
     assert_eq!(all.matches("data: ").count(), 3, "each once: {all}");
+}
+
+#[test]
+fn a_follower_misses_no_first_event_of_a_host() {
+    let server = TestServer::start();
+    let mut stream = TcpStream::connect(server.tcp).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /api/v1/events?follow=1 HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    let mut seen = String::new();
+    let mut until = |word: &str| read_until(&mut stream, &mut seen, word);
+    // It has looked once by then, and found nothing.
+    until(": alive");
+    server.fake.event_at(1_000, "early", "by a clock of 1970");
+    until("by a clock of 1970");
 }
 
 #[test]

@@ -84,7 +84,8 @@ impl<W: World, S: Components> Node<W, S> {
         let events = self.0.events.borrow();
         // They are numbered without a gap: those that were read are not looked at.
         let first = events.front().map_or(0, |event| event.number);
-        let read = usize::try_from((number + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+        let read =
+            usize::try_from(number.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
         events.iter().skip(read).take(max).cloned().collect()
     }
 

@@ -1005,7 +1005,7 @@ impl Engine {
         if scope == Scope::Local {
             let mark = read.get(&self.host).copied().unwrap_or_default();
             found = node.local_events(mark, usize::MAX);
-            read.extend(found.last().map(|event| (self.host, event.mark())));
+            read.insert(self.host, found.last().map_or(mark, NodeEvent::mark));
         } else {
             let mut after: BTreeMap<HostId, Option<EventMark>> =
                 read.iter().map(|(&host, &mark)| (host, Some(mark))).collect();
@@ -1030,6 +1030,12 @@ impl Engine {
                 if after.values().all(Option::is_none) {
                     break;
                 }
+            }
+        }
+        // Of a host that has nothing to tell yet, all that comes is new, whatever its clock shows.
+        if scope == Scope::Cluster {
+            for (host, ..) in node.hosts().iter().filter(|(host, ..)| !silent.contains(&host.id)) {
+                read.entry(host.id).or_default();
             }
         }
         let silent: Vec<HostId> = silent.into_iter().collect();

@@ -465,8 +465,10 @@ impl Control for Fake {
     async fn events(&self, _: Scope, since: u64, read: EventMarks) -> Collected<EventsRead> {
         let events = self.0.lock().unwrap().events.clone();
         let mark = EventMark { life: Incarnation(1), number: events.len() as u64 };
-        let begin = read.get(&HostId(1)).map_or(0, |mark| mark.number as usize);
-        let new = events.into_iter().skip(begin).filter(|event| begin > 0 || event.id > since);
+        let known = read.get(&HostId(1));
+        let begin = known.map_or(0, |mark| mark.number as usize);
+        let new = events.into_iter().skip(begin);
+        let new = new.filter(|event| known.is_some() || event.id > since);
         self.told(EventsRead { events: new.collect(), read: [(HostId(1), mark)].into() })
     }
     async fn sessions(&self, _: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
