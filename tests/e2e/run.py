@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, HERE)
 
 import harness  # noqa: E402 (it completes the path)
-from process import end, exit_with, raise_on_signals  # noqa: E402
+from process import Interrupted, end, exit_with, raise_on_signals  # noqa: E402
 
 FIRST_PORT, PORTS = 20000, 10000  # shared out among the processes
 
