@@ -316,8 +316,8 @@ class Soak:
             self.wait_serving(hosts)
 
     def wait_serving(self, hosts):
-        """The disk that hangs answers from here on: a host waits for it when it starts
-        (blind-spots.md)."""
+        """The disk that hangs answers from here on: without it a host starts after 20 s, and goes
+        without until it is started again."""
         if self.liar in hosts:
             self.disks[self.liar].answer()
         self.cluster.wait_serving(hosts)

@@ -8,6 +8,7 @@ import time
 import unittest
 
 import disks
+from faultydisk import FaultyDisk
 from harness import ClusterTest, row, run, wait_until
 from history import BLOCK
 from load import Load
@@ -128,6 +129,34 @@ class Rot(Filled):
             for host in (1, 2, 3):
                 self.assert_contents(host)
         self.cluster.wait_healthy()
+
+
+class Silent(Filled):
+    @row("issue 21: a host whose only disk does not answer starts without it, and stays of use")
+    def test_at_start(self):
+        self.cluster.kill(3)
+        disk = FaultyDisk(self.stack, self.disk(3))
+        disk.fail("hang")
+        try:
+            self.cluster.start(3)
+            self.assert_contents(3)
+            began = time.monotonic()
+            shown = self.cluster.get("disk", "list", "--host", "host3", host=3)
+            self.assertEqual([d["state"] for d in shown], ["unusable"], shown)
+            self.assertIn("does not answer", shown[0]["detail"])
+            self.assertLess(time.monotonic() - began, 15, "the command waited for the disk")
+            self.assert_contents(3)
+            told = self.cluster.get("events", host=3)
+            self.assertIn("disk-unusable", [e["kind"] for e in told])
+        finally:
+            disk.heal()
+        self.cluster.kill(3)
+        self.cluster.start(3)
+        self.cluster.wait_healthy()
+        shown = self.cluster.get("disk", "list", "--host", "host3", host=3)
+        self.assertEqual([d["state"] for d in shown], ["in-use"], shown)
+        self.assert_contents(3)
+        self.cluster.kill(3)  # before its disk ends
 
 
 class Exchanged(Filled):

@@ -568,3 +568,24 @@ fn fingerprint(record: &[u8]) -> u64 {
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Stored, decode, encode};
+    use crate::limits::{KEY_MAX, VALUE_MAX};
+    use atoll_world::directory::Revision;
+
+    #[test]
+    fn what_may_be_written_can_be_read_and_nothing_larger() {
+        let stored = |len| Stored { value: vec![7; len].into(), modified: Revision(9) };
+        let read = |key_len: usize, len| {
+            let key = "k".repeat(key_len);
+            decode(&key, &encode(&key, &stored(len))).map(|read| read.value.len())
+        };
+        assert_eq!(read(1, 0), Ok(0));
+        assert_eq!(read(KEY_MAX, VALUE_MAX), Ok(VALUE_MAX));
+        for (key_len, len) in [(0, 1), (KEY_MAX + 1, 1), (1, VALUE_MAX + 1)] {
+            assert!(read(key_len, len).is_err(), "a key of {key_len} bytes and a value of {len}");
+        }
+    }
+}

@@ -85,7 +85,8 @@ pub enum LogKind {
     /// The operation `number` of `client` is here though it was not appended here, as a copy; or,
     /// with [`FLAG_FORGET`], a copy undid it.
     Ticket = 12,
-    /// Nothing is missing any more that an [`LogKind::Attach`] said is.
+    /// Nothing is missing any more that an [`LogKind::Attach`] said is, and every operation up to
+    /// `seq` has come.
     Complete = 13,
     /// Reserved: a slice of a full parity stripe.
     Group = 16,

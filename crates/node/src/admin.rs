@@ -118,6 +118,7 @@ impl<W: World, S: Components> Node<W, S> {
     }
 
     async fn answer(&self, ask: Ask) -> Answer {
+        self.audit();
         match ask {
             Ask::Status => Answer::Status { status: Box::new(self.status()) },
             Ask::Events { after } => Answer::Events {

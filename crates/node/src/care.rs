@@ -74,6 +74,7 @@ impl<W: World, S: Components> Node<W, S> {
             message: message.into(),
         });
         drop(events);
+        self.audit();
         self.0.event_notify.notify_all();
     }
 

@@ -5,6 +5,7 @@
 //! front end and no REST: those are given volumes and call the management functions.
 
 mod admin;
+mod audit;
 mod care;
 mod cluster;
 mod manage;
@@ -87,8 +88,6 @@ pub(crate) struct Inner<W: World, S: Components> {
     pub imports: RefCell<BTreeMap<u64, Rc<volume_lock::Import<W, S>>>>,
     /// Tokens of the locks that this host has, or tries to get.
     pub own_locks: RefCell<BTreeSet<u64>>,
-    /// Until when locks of it are looked for that it does not have any more.
-    pub leftover_until: Cell<Nanos>,
     /// Chunks with bad blocks, and when these are handed to their owner again.
     pub bad_chunks: RefCell<BTreeMap<(atoll_format::id::ComponentId, u32), care::Retry>>,
     pub publish_now: Notify,
@@ -129,7 +128,6 @@ impl<W: World, S: Components> Node<W, S> {
             locks: RefCell::default(),
             imports: RefCell::default(),
             own_locks: RefCell::default(),
-            leftover_until: Cell::new(Nanos::ZERO),
             bad_chunks: RefCell::default(),
             publish_now: Notify::default(),
             host_revision: Cell::new(Revision(0)),
@@ -197,11 +195,10 @@ impl<W: World, S: Components> Node<W, S> {
         let node = self.0.clone();
         let close = Box::new(move || {
             let mut open = node.open_volumes.borrow_mut();
-            if let Some(count) = open.get_mut(&object) {
-                *count -= 1;
-                if *count == 0 {
-                    open.remove(&object);
-                }
+            let count = open.get_mut(&object).expect("it was counted when it was opened");
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&object);
             }
         });
         OpenVolume { close, also: None }

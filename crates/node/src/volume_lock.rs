@@ -40,9 +40,11 @@ const ATTEMPTS_MAX: usize = 20;
 const LOCK_WAIT: Nanos = Nanos::from_secs(5);
 /// How often that is looked at.
 const LOCK_LOOK: Nanos = Nanos::from_ms(100);
-/// How long locks of this host are looked for that it does not have any more: longer than a
-/// transaction that was given up may still be on its way.
-const LEFTOVER_MAX: Nanos = Nanos::from_secs(60);
+/// How long a host that does not answer is asked again, if it may be a moment before it does:
+/// connections that a pause or a partition broke are opened anew within a second.
+const ASK_AGAIN_FOR: Nanos = Nanos::from_secs(4);
+/// How often.
+const ASK_AGAIN_EVERY: Nanos = Nanos::from_ms(250);
 /// Between attempts of a host that starts to take that back.
 const ARRIVE_AGAIN: Nanos = Nanos::from_ms(500);
 /// How long a host that stops tries to say so.
@@ -72,8 +74,6 @@ impl<W: World, S: Components> Drop for Lock<W, S> {
     fn drop(&mut self) {
         let (node, token) = (&self.node.0, self.record.token);
         if node.own_locks.borrow_mut().remove(&token) {
-            // An attempt to take it may still be on its way.
-            node.leftover_until.set(node.world.now() + LEFTOVER_MAX);
             self.node.forget_lock(self.record.object, token);
         }
     }
@@ -227,16 +227,23 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(HolderLife { void: gone, seen })
     }
 
-    /// Not heard of for longer than any I/O of its clients is held.
+    /// Not heard of for longer than any I/O of its clients is held. A host that hears of nobody
+    /// is the one that is away, unless there are only two.
     fn is_long_away(&self, host: HostId) -> bool {
-        !self.is_alive(host) && self.away_for(host) >= AWAY_MIN
+        let hosts = self.0.hosts.borrow();
+        let hears = hosts.keys().filter(|&&id| self.is_alive(id)).count();
+        let hears_some = hosts.len() <= 2 || hears > 1;
+        hears_some && !self.is_alive(host) && self.away_for(host) >= AWAY_MIN
     }
 
+    /// Since when neither this host has heard of that one, nor one that this host hears of. What
+    /// was never heard of in this life counts from its beginning.
     pub(crate) fn away_for(&self, host: HostId) -> Nanos {
-        // Never heard of in this life: counted from its beginning.
         let statuses = self.0.statuses.borrow();
-        let heard = statuses.get(&host).map_or(self.0.objects.started(), |(at, _)| *at);
-        self.world().now().since(heard)
+        let heard =
+            statuses.iter().filter(|(id, (_, s))| **id == host || s.reaches.contains(&host));
+        let last = heard.map(|(_, (at, _))| *at).max();
+        self.world().now().since(last.unwrap_or(self.0.objects.started()))
     }
 
     fn is_locked(&self, lock: &LockRecord) -> ManageError {
@@ -325,20 +332,42 @@ impl<W: World, S: Components> Node<W, S> {
             }
             None => Ask::InUse { object: id },
         };
-        let asks =
-            hosts.iter().map(|&host| async move { (host, self.ask(host, question()).await) });
+        let until = self.world().now() + ASK_AGAIN_FOR;
+        let mut is_first = true;
         let (mut users, mut silent) = (Vec::new(), Vec::new());
         let mut reached: BTreeMap<HostId, HostId> = BTreeMap::new();
-        for (host, answer) in futures_util::future::join_all(asks).await {
-            match answer {
-                Ok(Answer::Clients { clients, reaches }) => {
-                    if clients > 0 {
-                        users.push(self.host_name(host));
+        loop {
+            let asks =
+                hosts.iter().map(|&host| async move { (host, self.ask(host, question()).await) });
+            let mut unreached = BTreeSet::new();
+            for (host, answer) in futures_util::future::join_all(asks).await {
+                match answer {
+                    Ok(Answer::Clients { clients, reaches }) => {
+                        if clients > 0 {
+                            users.push(self.host_name(host));
+                        }
+                        reached.extend(reaches.iter().map(|&other| (other, host)));
                     }
-                    reached.extend(reaches.iter().map(|&other| (other, host)));
+                    Err(ManageError::Unreachable(_)) => _ = unreached.insert(host),
+                    Ok(_) | Err(_) => silent.push(host),
                 }
-                Ok(_) | Err(_) => silent.push(host),
             }
+            if std::mem::take(&mut is_first) && !unreached.is_empty() {
+                let all: Vec<HostId> = unreached.iter().copied().collect();
+                let stopped = self.stopped_in_order(&all).await;
+                unreached.retain(|host| !stopped.contains(host));
+            }
+            // Whom another one reaches, or who answered just now, may soon answer again. For no
+            // other one is there anything to wait for.
+            let may_answer =
+                |host: &HostId| reached.contains_key(host) || self.away_for(*host) < AWAY_MIN;
+            let waits = users.is_empty() && self.world().now() < until;
+            (hosts, unreached) = unreached.into_iter().partition(|host| waits && may_answer(host));
+            silent.extend(unreached);
+            if hosts.is_empty() {
+                break;
+            }
+            self.world().sleep(ASK_AGAIN_EVERY).await;
         }
         if !users.is_empty() {
             return Err(ManageError::InUse { name: name(), hosts: users.join(", ") });
@@ -360,7 +389,10 @@ impl<W: World, S: Components> Node<W, S> {
             let away = self.away_for(host);
             if away < AWAY_MIN {
                 let left = (AWAY_MIN.0 - away.0).div_ceil(1_000_000_000);
-                return Err(doubt(host, format!("it is away since short: try again in {left} s")));
+                let away = away.0 / 1_000_000_000;
+                let why =
+                    format!("nobody has heard of it for {away} s only: try again in {left} s");
+                return Err(doubt(host, why));
             }
         }
         let owner = view.record.owner.map(|owner| owner.host);
@@ -451,12 +483,8 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Drops what is known of locks that are gone from the directory, and removes from it what
     /// nobody has any more: of this host's, what it was interrupted with; of ended lives, all.
+    /// Always looked for: an attempt to take a lock may arrive after a later one was given back.
     pub(crate) async fn tidy_locks(&self) {
-        let now = self.world().now();
-        let has_leftovers = now < self.0.leftover_until.get();
-        if self.0.locks.borrow().is_empty() && !has_leftovers && !self.is_first() {
-            return;
-        }
         let Ok(listing) = self.world().directory().list(key::LOCKS).await else { return };
         let mut here = BTreeMap::new();
         for entry in listing.entries {

@@ -112,12 +112,13 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
             TakeoverError::NotNow(why) => VolumeError::TimedOut(why),
         })?;
         let client = ClientId(world.random());
+        let changes = world.bound(CHANGES_MAX, 2);
         Ok(Self(Rc::new(Inner {
             objects,
             id,
             size_bytes: Cell::new(record.size_bytes),
             tickets: RefCell::new(Tickets { client, next: 1, open: BTreeSet::new() }),
-            changes: Semaphore::new(CHANGES_MAX),
+            changes: Semaphore::new(changes),
             admission: Cell::new(None),
             admitting: Semaphore::new(1),
             iops_limit: record.policy.iops_limit,

@@ -249,8 +249,8 @@ impl<W: World, S: Components> Members<W, S> {
                 let doubtful = status.doubtful || lacks_more;
                 Reply::Promise { promise, doubtful }
             }
-            Request::Complete { component, session } => {
-                self.attached(component)?.complete(component, session).await?;
+            Request::Complete { component, session, up_to } => {
+                self.attached(component)?.complete(component, session, up_to).await?;
                 Reply::Done
             }
             Request::Create { group, component, spec } => {

@@ -173,7 +173,8 @@ impl<W: World, S: Components> Owner<W, S> {
                     self.accept_what_is_left(leg, &member).await.map_err(|_| Trouble::Link)?;
                     if doubtful {
                         // Not again in its next life. Without an answer it will be.
-                        self.complete(&Member { session, ..member.clone() }).await;
+                        let member = Member { session, ..member.clone() };
+                        self.complete(&member, leg.committed()).await;
                     }
                 }
                 self.on_attached(leg, slot, session, self.life_of(member.host));

@@ -65,6 +65,8 @@ pub enum Request {
         component: ComponentId,
         /// The open one.
         session: Session,
+        /// It has every operation up to this one, also those of which a copy shows nothing.
+        up_to: Seq,
     },
     /// Operations above the watermark, ascending.
     Uncommitted {
@@ -423,6 +425,12 @@ fn dec_promise(d: &mut Dec<'_>) -> Result<Promise, BadMessage> {
 }
 
 impl Message for Request {
+    fn leads_on(&self) -> bool {
+        // An owner asks the hosts of its members. Management that is passed on to another host may
+        // ask a third one; the API has 512 calls under way at most, and they end by 3 s deadlines.
+        matches!(self, Self::Client(_) | Self::Admin(_))
+    }
+
     fn reply_bytes(&self) -> u64 {
         match self {
             Self::Read { range, .. } => u64::from(range.count) * BLOCK_LEN as u64,
@@ -467,10 +475,15 @@ impl Message for Request {
                     None => 4,
                 }
             }
-            Self::Complete { component, session } => {
+            Self::Complete { component, session, up_to } => {
                 e.u64(component.0);
                 enc_session(&mut e, session);
-                29
+                if up_to == Seq(0) {
+                    29
+                } else {
+                    e.u64(up_to.0);
+                    30
+                }
             }
             Self::Uncommitted { component, epoch, after } => {
                 e.u64(component.0);
@@ -646,7 +659,11 @@ impl Message for Request {
                 session: dec_session(d)?,
                 incomplete: if kind == 28 { Some(Seq(d.u64()?)) } else { None },
             },
-            29 => Self::Complete { component: ComponentId(d.u64()?), session: dec_session(d)? },
+            29 | 30 => Self::Complete {
+                component: ComponentId(d.u64()?),
+                session: dec_session(d)?,
+                up_to: if kind == 30 { Seq(d.u64()?) } else { Seq(0) },
+            },
             5 => Self::Uncommitted {
                 component: ComponentId(d.u64()?),
                 epoch: Epoch(d.u32()?),
@@ -1173,7 +1190,8 @@ mod tests {
             client(0, ClientIo::Admit),
             copy_in(SetTickets { add: vec![ticket], forget: vec![ticket, ticket] }),
             Request::Attach { component, session, incomplete: Some(seq) },
-            Request::Complete { component, session },
+            Request::Complete { component, session, up_to: Seq(0) },
+            Request::Complete { component, session, up_to: seq },
             Request::Admin(b"{}".to_vec()),
         ]
     }
@@ -1317,7 +1335,7 @@ mod tests {
             of.map(|kind| kind.parse().expect("a number")).collect()
         };
         // None is missing: a kind without bytes here is one that nobody froze.
-        assert!(kinds("request ").into_iter().eq(1..=29), "{:?}", kinds("request "));
+        assert!(kinds("request ").into_iter().eq(1..=30), "{:?}", kinds("request "));
         assert!(kinds("reply ").into_iter().eq(1..=19), "{:?}", kinds("reply "));
     }
 

@@ -202,6 +202,8 @@ impl<W: World, S: Components> Owner<W, S> {
         legs: Vec<Rc<Leg>>,
         attach: u32,
     ) -> Self {
+        let most = |usual, small| ctx.world.bound(usual, small);
+        let (ops, bytes) = (most(OPS_MAX, 3), most(BYTES_MAX, 2 << 20));
         Self(Rc::new(Inner {
             ctx,
             id: record.id,
@@ -214,8 +216,8 @@ impl<W: World, S: Components> Owner<W, S> {
             legs: RefCell::new(legs),
             locks: RangeLocks::new(),
             next_attach: Cell::new(attach + 1),
-            ops: Semaphore::new(OPS_MAX),
-            bytes: Semaphore::new(BYTES_MAX),
+            ops: Semaphore::new(ops),
+            bytes: Semaphore::new(bytes),
             stopped: RefCell::new(None),
             stop_notify: Notify::default(),
             lease_notify: Notify::default(),
@@ -701,7 +703,7 @@ impl<W: World, S: Components> Owner<W, S> {
         {
             log.open.insert(ticket.number, Attempt::CarriedOut);
         }
-        if clients.len() > CLIENTS_MAX {
+        if clients.len() > self.world().bound(CLIENTS_MAX, 2) {
             let quiet = clients
                 .iter()
                 .filter(|(_, log)| log.open.values().all(|a| a.in_flight().is_none()));

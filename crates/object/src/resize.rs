@@ -20,7 +20,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
 
 /// Chunks among which data is looked for at once: 64 GiB.
-const LOOK_CHUNKS: u32 = 1 << 16;
+const LOOK_CHUNKS: usize = 1 << 16;
 
 /// Why a volume was not resized.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -148,8 +148,9 @@ impl<W: World, S: Components> Owner<W, S> {
             let end = End::of(&member);
             let all = self.0.record.borrow().leg_chunks(leg.index);
             // A part at a time: the first data found is enough.
-            for first in (0..all).step_by(LOOK_CHUNKS as usize) {
-                let part = first..all.min(first + LOOK_CHUNKS);
+            let step = self.world().bound(LOOK_CHUNKS, 1);
+            for first in (0..all).step_by(step) {
+                let part = first..all.min(first + step as u32);
                 let Ok(chunks) = self.list_chunks(&end, Seq(0), part).await else { return true };
                 let mut tags = futures_util::stream::iter(chunks)
                     .map(|chunk| self.tags_of(&end, chunk))

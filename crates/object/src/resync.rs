@@ -320,13 +320,15 @@ impl<W: World, S: Components> Owner<W, S> {
         self.0.resync.borrow_mut().pause(member.component);
         result?;
         self.bring_tickets(leg, slot).await?;
-        // What is still on its way to it comes in order, and is missed if it does not: from here on
-        // its newest operation says what it has. Before the promotion, so that whatever is active
-        // is complete, and nothing awaits it yet.
-        if !self.complete(&member).await {
+        // Copies have raised its newest operation above some that were on their way. With those it
+        // has everything so far, also what its source shows nothing of; what begins later comes in
+        // order, and is missed if it does not. Before the promotion, so that whatever is active is
+        // complete, and nothing awaits it yet.
+        let up_to = self.has_acked(leg, &member).await?;
+        if !self.complete(&member, up_to).await {
             return Err(Fail::Stopped);
         }
-        self.promote(leg, slot).await
+        self.promote(leg, &member).await
     }
 
     async fn resync_chunks(
@@ -544,30 +546,18 @@ impl<W: World, S: Components> Owner<W, S> {
     }
 
     /// resyncing -> active, behind the barrier of R14 and by the rule of R15.
-    async fn promote(&self, leg: &Rc<Leg>, slot: u8) -> Result<(), Fail> {
-        let member = leg.member(slot).ok_or(Fail::Stopped)?;
+    async fn promote(&self, leg: &Rc<Leg>, complete: &Member) -> Result<(), Fail> {
+        let slot = complete.slot;
+        // In another session it may have noted that it lacks something.
+        let member = leg.member(slot).filter(|m| m.session == complete.session);
+        let member = member.ok_or(Fail::Stopped)?;
         let Role::Resyncing { from } = member.role else { return Err(Fail::Stopped) };
-        let session = member.session;
         // From here on every acknowledgement awaits this member too (R15).
         leg.with_member(slot, |m| m.role = Role::Promoting);
-        let barrier = leg.last();
-        let until = self.now() + READ_DEADLINE;
-        loop {
-            let ready = leg.member(slot).is_some_and(|m| {
-                let behind = m.unacked.first().is_some_and(|&seq| seq <= barrier);
-                let behind = behind && !mutant!("resync.no_barrier");
-                m.session == session && !m.mending && !behind && m.lease_until > self.now()
-            });
-            if ready {
-                break;
-            }
-            let broken = leg.member(slot).is_none_or(|m| m.session != session || m.mending);
-            if self.is_stopped() || broken || self.now() > until {
-                leg.with_member(slot, |m| m.role = Role::Resyncing { from });
-                leg.poke_all();
-                return Err(Fail::Stopped);
-            }
-            self.world().sleep(RETRY_EVERY / 5).await;
+        if let Err(fail) = self.has_acked(leg, &member).await {
+            leg.with_member(slot, |m| m.role = Role::Resyncing { from });
+            leg.poke_all();
+            return Err(fail);
         }
         let replaced = self.replaced_by(leg, slot);
         self.change(|record| {
@@ -598,10 +588,32 @@ impl<W: World, S: Components> Owner<W, S> {
         Ok(())
     }
 
-    /// Tells a member that it lacks nothing any more; durable if so.
-    pub(crate) async fn complete(&self, member: &Member) -> bool {
+    /// Waits until a member has acknowledged every operation that has begun so far and is sent to
+    /// it, and holds a lease (R14). Returns the last of them.
+    async fn has_acked(&self, leg: &Leg, member: &Member) -> Result<Seq, Fail> {
+        let barrier = leg.last();
+        let until = self.now() + READ_DEADLINE;
+        loop {
+            let now = leg.member(member.slot);
+            let now = now.filter(|m| m.session == member.session && !m.mending);
+            let Some(now) = now else { return Err(Fail::Stopped) };
+            let behind = now.unacked.first().is_some_and(|&seq| seq <= barrier);
+            let behind = behind && !mutant!("resync.no_barrier");
+            if !behind && now.lease_until > self.now() {
+                return Ok(barrier);
+            }
+            if self.is_stopped() || self.now() > until {
+                return Err(Fail::Stopped);
+            }
+            self.world().sleep(RETRY_EVERY / 5).await;
+        }
+    }
+
+    /// Tells a member that it lacks nothing any more, and has everything up to an operation;
+    /// durable if so.
+    pub(crate) async fn complete(&self, member: &Member, up_to: Seq) -> bool {
         let (component, session) = (member.component, member.session);
-        let request = Request::Complete { component, session };
+        let request = Request::Complete { component, session, up_to };
         let reply = self.call(member.host, Lane::Control, request, CALL_DEADLINE).await;
         matches!(reply, Ok(Reply::Done))
     }

@@ -17,6 +17,7 @@ use crate::limits::{
     CALL_DEADLINE, DIRECTORY_DEADLINE, FENCE_DEADLINE, MEND, READ_DEADLINE, RECONCILE_AT_ONCE,
     RETRY_EVERY, START_PATIENCE,
 };
+use crate::mend::Trouble;
 use crate::message::{Reply, Request};
 use crate::objects::{Ctx, Event};
 use crate::owner::{Fail, Owner};
@@ -104,6 +105,30 @@ async fn confirm<W: World>(
     }
 }
 
+/// Says which copies a takeover has left out, and why.
+fn tell_of_dropped<W: World, S: Components>(
+    ctx: &Rc<Ctx<W, S>>,
+    before: &ObjectRecord,
+    now: &ObjectRecord,
+    fenced: &Answers,
+    lost: &BTreeSet<ComponentId>,
+) {
+    let is_active = |m: &MemberRecord| m.state.is_active();
+    let left: BTreeSet<_> =
+        now.members().filter(|(_, m)| is_active(m)).map(|(_, m)| m.component).collect();
+    for (_, member) in before.members().filter(|(_, m)| is_active(m)) {
+        if left.contains(&member.component) {
+            continue;
+        }
+        let why = match fenced.contains_key(&member.component) {
+            _ if lost.contains(&member.component) => "what it held is gone".into(),
+            true => Trouble::Stale.to_string(),
+            false => Trouble::Link.to_string(),
+        };
+        ctx.event(Event::MemberDropped { object: now.id, host: member.host, why });
+    }
+}
+
 /// Makes this host the owner of `object`.
 pub(crate) async fn take_over<W: World, S: Components>(
     ctx: &Rc<Ctx<W, S>>,
@@ -127,8 +152,10 @@ pub(crate) async fn take_over<W: World, S: Components>(
 
     let (fenced, lost) = fence_all(ctx, &record).await?;
     let resyncing = attach_resyncing(ctx, &record).await;
+    let before = record.clone();
     let (record, committed) = settle(ctx, record, &fenced, &lost, &resyncing);
     let (record, revision) = confirm(world, record, revision).await?;
+    tell_of_dropped(ctx, &before, &record, &fenced, &lost);
     for (leg, &watermark) in record.legs.iter().zip(&committed) {
         for member in leg.members.iter().filter(|m| m.state.is_active()) {
             let lacks = |a: &Fenced| a.doubtful || a.promise.newest < watermark;
@@ -160,7 +187,7 @@ impl<W: World, S: Components> Owner<W, S> {
             let members = leg.members.borrow().clone();
             for member in members.iter().filter(|m| m.role == Role::Active) {
                 if fenced.get(&member.component).is_some_and(|a| a.doubtful) {
-                    self.complete(member).await;
+                    self.complete(member, leg.committed()).await;
                 }
             }
         }
@@ -482,7 +509,7 @@ async fn roll_forward<W: World, S: Components>(
                 let ops = ops.get(&chunk).unwrap_or(none);
                 reconcile(owner, chunk, (ends, trusted), (tables, ops))
             })
-            .buffer_unordered(RECONCILE_AT_ONCE);
+            .buffer_unordered(owner.world().bound(RECONCILE_AT_ONCE, 1));
         let mut work = std::pin::pin!(work);
         let mut rolled_back = BTreeSet::new();
         while let Some(result) = work.next().await {

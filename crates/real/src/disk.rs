@@ -17,11 +17,13 @@ use atoll_world::{Buf, BufMut, Disk, Durability};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The unit of a disk: offsets and lengths are multiples of it.
 const UNIT: u64 = 4096;
@@ -83,6 +85,14 @@ pub enum OpenError {
         /// What shows it.
         reason: String,
     },
+    /// It does not answer: whoever opens it waits until it does, or is taken away.
+    #[error("disk '{path}' does not answer: opening it takes longer than {seconds} s")]
+    Silent {
+        /// Which disk.
+        path: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// No ring, and no other backend was allowed.
     #[error("{0}")]
     Backend(String),
@@ -118,22 +128,15 @@ enum Engine {
     Pool(Rc<Pool>),
 }
 
-impl RealDisk {
-    /// The disk at `path`, for this process alone until the last clone is dropped. Must be called
-    /// on a shard.
-    ///
-    /// # Errors
-    /// See [`OpenError`]; nothing was changed.
-    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
-        Self::open_with(path.as_ref(), options, Ring::of_this_shard)
-    }
+/// A device that was opened, which any thread may do: it can take for ever.
+struct Opened {
+    file: File,
+    is_block_device: bool,
+    len: u64,
+}
 
-    /// `ring` gives the ring of this shard, or says why there is none.
-    fn open_with(
-        path: &Path,
-        options: OpenOptions,
-        ring: impl FnOnce() -> Result<Rc<Ring>, String>,
-    ) -> Result<Self, OpenError> {
+impl Opened {
+    fn new(path: &Path, read_only: bool) -> Result<Self, OpenError> {
         let named = || path.display().to_string();
         let refused = |error: Errno| match error {
             Errno::BUSY | Errno::WOULDBLOCK => OpenError::InUse { path: named() },
@@ -147,7 +150,7 @@ impl RealDisk {
         if !is_block_device && kind != FileType::RegularFile {
             return Err(OpenError::NotADisk { path: named() });
         }
-        let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let exclusive = if is_block_device { OFlags::EXCL } else { OFlags::empty() };
         let flags = access | exclusive | OFlags::CLOEXEC;
         let file = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
@@ -178,6 +181,96 @@ impl RealDisk {
                 Ok(_) => {}
             }
         }
+        Ok(Self { file, is_block_device, len })
+    }
+}
+
+/// How often is looked whether an earlier attempt has ended.
+const ATTEMPT_LOOK: Duration = Duration::from_millis(20);
+
+/// Devices that are being opened by threads of this process.
+static OPENING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// An attempt to open one: there is at most one of each.
+struct Attempt(PathBuf);
+
+impl Attempt {
+    fn begin(path: &Path) -> Option<Self> {
+        let mut opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.insert(path.to_owned()).then(|| Self(path.to_owned()))
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        OPENING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+impl RealDisk {
+    /// The disk at `path`, for this process alone until the last clone is dropped. Must be called
+    /// on a shard, which stands still meanwhile.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing was changed.
+    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
+        Self::open_with(path.as_ref(), options, Ring::of_this_shard)
+    }
+
+    /// As [`open`](Self::open), for a shard that has other things to do: a device that hangs keeps
+    /// a thread, one a device, and not the shard.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; [`OpenError::Silent`] after `within`, also if all of it went by while an
+    /// earlier attempt was under way.
+    pub async fn open_within(
+        path: impl AsRef<Path>,
+        options: OpenOptions,
+        within: Duration,
+    ) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        let silent =
+            || OpenError::Silent { path: path.display().to_string(), seconds: within.as_secs() };
+        let until = tokio::time::Instant::now() + within;
+        let attempt = loop {
+            match Attempt::begin(path) {
+                Some(attempt) => break attempt,
+                None if tokio::time::Instant::now() >= until => return Err(silent()),
+                None => tokio::time::sleep(ATTEMPT_LOOK).await,
+            }
+        };
+        let (send, opened) = tokio::sync::oneshot::channel();
+        let of_thread = path.to_owned();
+        let thread = std::thread::Builder::new().name("disk-open".into()).spawn(move || {
+            let opened = Opened::new(&of_thread, options.read_only);
+            // Closed again if nobody waits any more.
+            drop(send.send(opened));
+            drop(attempt);
+        });
+        thread.map_err(|error| OpenError::Open { path: path.display().to_string(), error })?;
+        match tokio::time::timeout_at(until, opened).await {
+            Ok(Ok(opened)) => Self::of(opened?, path, options, Ring::of_this_shard),
+            Ok(Err(_)) | Err(_) => Err(silent()),
+        }
+    }
+
+    /// `ring` gives the ring of this shard, or says why there is none.
+    fn open_with(
+        path: &Path,
+        options: OpenOptions,
+        ring: impl FnOnce() -> Result<Rc<Ring>, String>,
+    ) -> Result<Self, OpenError> {
+        Self::of(Opened::new(path, options.read_only)?, path, options, ring)
+    }
+
+    fn of(
+        opened: Opened,
+        path: &Path,
+        options: OpenOptions,
+        ring: impl FnOnce() -> Result<Rc<Ring>, String>,
+    ) -> Result<Self, OpenError> {
+        let named = || path.display().to_string();
+        let Opened { file, is_block_device, len } = opened;
         let file = Arc::new(file);
         let pool = || -> Result<Engine, OpenError> {
             let pool = Pool::of_this_shard();
@@ -365,10 +458,11 @@ fn discard_device(file: &File, at: u64, len: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Backend, OpenError, OpenOptions, RealDisk, Ring};
+    use super::{Attempt, Backend, OpenError, OpenOptions, RealDisk, Ring};
     use atoll_world::{Buf, Disk, Durability};
     use std::fs::File;
     use std::rc::Rc;
+    use std::time::Duration;
 
     #[test]
     fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
@@ -390,6 +484,33 @@ mod tests {
             let bytes = Buf::copy_from(&[7; 4096]);
             disk.write(4096, vec![bytes.clone()], Durability::Durable).await.unwrap();
             assert_eq!(disk.read(4096, 4096).await.unwrap(), bytes);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_device_that_is_still_being_opened_takes_no_second_thread() {
+        let here = std::env::current_exe().unwrap();
+        let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
+        let path = dir.path().join("disk");
+        File::create(&path).unwrap().set_len(8192).unwrap();
+        let open = |ms| {
+            let within = Duration::from_millis(ms);
+            RealDisk::open_within(&path, OpenOptions::default(), within)
+        };
+        crate::run(async {
+            let earlier = Attempt::begin(&path).unwrap();
+            let why = open(100).await.err();
+            assert!(matches!(why, Some(OpenError::Silent { .. })), "{why:?}");
+            let ends = async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                drop(earlier);
+            };
+            let (disk, ()) = tokio::join!(open(30_000), ends);
+            let disk = disk.unwrap();
+            assert!(matches!(open(30_000).await.err(), Some(OpenError::InUse { .. })));
+            drop(disk);
+            open(30_000).await.unwrap();
         })
         .unwrap();
     }

@@ -1,5 +1,5 @@
 //! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--beyond]
-//! [--no-features] [--ideal-store] [--fail-fast]`, or
+//! [--no-features] [--ideal-store] [--fail-fast] [--choose]`, or
 //! `sim --seed S [--trace]`.
 //!
 //! For work on the simulator: it is built without the program, in a fraction of the time. Everybody
@@ -9,7 +9,9 @@
 
 use atoll_sim::fault::FaultSet;
 use atoll_sim::feature::Features;
+use atoll_sim::reach::Reach;
 use atoll_sim::run::{Options, run_one, run_seeds};
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 /// As in `atoll`; the C library's gives large buffers back to the kernel again and again.
@@ -19,6 +21,7 @@ static ALLOC: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() {
     let mut options = Options::default();
     let (mut seeds, mut one, mut time, mut fail_fast) = (0..100, None, None, false);
+    let mut choose = false;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().unwrap_or_else(|| fail(&format!("{arg} needs a value")));
@@ -37,6 +40,7 @@ fn main() {
             "--trace" => options.trace = true,
             "--twice" => options.twice = true,
             "--fail-fast" => fail_fast = true,
+            "--choose" => choose = true,
             "--beyond" => options.beyond = true,
             "--no-features" => options.features = Features::NONE,
             "--ideal-store" => options.ideal_store = true,
@@ -63,7 +67,14 @@ fn main() {
         );
         std::process::exit(i32::from(!outcome.violations.is_empty()));
     }
-    let report = run_seeds(seeds, &options, &mut |outcome| {
+    let reach = RefCell::new(Reach::default());
+    let of_options = options.clone();
+    let in_order = std::iter::from_fn(|| match choose {
+        true => reach.borrow_mut().next(&mut seeds, &of_options),
+        false => seeds.next(),
+    });
+    let report = run_seeds(in_order, &options, &mut |outcome| {
+        reach.borrow_mut().learn(outcome, &options);
         if let Some(first) = outcome.violations.first() {
             println!("seed {}: {first}", outcome.seed);
             if fail_fast {
@@ -75,6 +86,10 @@ fn main() {
     let seconds = began.elapsed().as_secs_f64();
     print!("{}", report.table());
     println!("{:.0} polls/s, {}", report.polls as f64 / seconds, report.pace(seconds));
+    for most in [0, 1, 3] {
+        let (rare, all) = reach.borrow().rare(most);
+        println!("{rare} of {all} cells and marks were reached by at most {most} seeds");
+    }
     println!("{report}");
     std::process::exit(i32::from(!report.failed.is_empty()));
 }

@@ -4,6 +4,7 @@
 //! nothing is made up.
 
 use crate::fault::FaultKind;
+use crate::step::{self, Step};
 use atoll_world::Nanos;
 use std::fmt::Write;
 
@@ -110,11 +111,40 @@ pub fn table(cells: &[u64]) -> String {
     text
 }
 
-/// The names of all cells of the matrix, in their order: `fault x activity`.
+/// How often hosts crashed after one operation of their devices and during another, row by row;
+/// `-`: devices do not end these one after the other.
+pub fn points_table(cells: &[u64]) -> String {
+    let mut text = format!("  {:<22}", "crash after x during");
+    for step in Step::ALL {
+        let _ = write!(text, " {:>10}", step.name());
+    }
+    text.push('\n');
+    let counts = &cells[FaultKind::ALL.len() * Activity::ALL.len()..];
+    for last in Step::ALL {
+        let _ = write!(text, "  {:<22}", last.name());
+        for next in Step::ALL {
+            let point = step::POINTS.binary_search(&(last, next));
+            let count = point.map_or("-".into(), |at| counts[at].to_string());
+            let _ = write!(text, " {count:>10}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The names of all cells in their order: those of the matrix, `fault x activity`, then those of
+/// crashes, `crash between step and step`.
 pub fn cell_names() -> impl Iterator<Item = String> {
-    FaultKind::ALL.iter().flat_map(|kind| {
+    let matrix = FaultKind::ALL.iter().flat_map(|kind| {
         Activity::ALL.iter().map(|activity| format!("{} x {}", kind.name(), activity.name()))
-    })
+    });
+    let points = step::POINTS.iter();
+    matrix.chain(points.map(|(a, b)| format!("crash between {} and {}", a.name(), b.name())))
+}
+
+/// How many cells there are.
+pub fn cell_count() -> usize {
+    FaultKind::ALL.len() * Activity::ALL.len() + step::POINTS.len()
 }
 
 /// Those of them that nothing has reached.

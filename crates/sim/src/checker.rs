@@ -42,6 +42,17 @@ pub enum Kind {
     Read(Vec<Tag>),
 }
 
+impl Kind {
+    /// In a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Write(_) => "write",
+            Self::Zero => "zero",
+            Self::Read(_) => "read",
+        }
+    }
+}
+
 /// How an operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {

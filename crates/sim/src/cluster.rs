@@ -7,6 +7,7 @@
 
 use crate::activity::{Activities, Activity, LOOK_EVERY};
 use crate::admin::Admin;
+use crate::checker::Op;
 use crate::disk::SimDisk;
 use crate::executor::Executor;
 use crate::fault::{FaultKind, Plan};
@@ -22,13 +23,13 @@ use atoll_format::record::{
     ObjectState, OwnerRecord, Policy, RECORD_VERSION, VolumeRecord, key, legs_needed,
 };
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
-use atoll_node::{EventMark, Node, NodeConfig};
+use atoll_node::{EventMark, Node, NodeConfig, NodeEvent, Severity};
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::Components;
 use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::{VolumeError, Volumes};
 use atoll_world::{Nanos, World};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
@@ -62,6 +63,15 @@ pub trait Storage: Clone + 'static {
 /// After healing, the time within which all I/O ends and all objects become healthy: the longest
 /// hold of a client, a takeover, and a resync of everything.
 pub const SETTLE_MAX: Nanos = Nanos::from_secs(180);
+/// The longest that a client waits for an answer, whatever happens to others: 30 s for which it is
+/// held, 4 s of the last attempt, and the drift of its clock.
+const ANSWERED_WITHIN: Nanos = Nanos::from_secs(36);
+/// The same where nothing goes wrong, on the slowest machines and with the smallest limits: for
+/// 2.75 s after a host's start the leases of its earlier life may be running.
+const ANSWERED_SOON: Nanos = Nanos::from_secs(4);
+/// Time within which an owner that lives on tells what it did to a record: its change may be on the
+/// way for twice 5 s, and it looks for events now and then.
+const TOLD_WITHIN: Nanos = Nanos::from_secs(15);
 /// Time within which nothing is left of deleted volumes: what no record names is kept for ten
 /// minutes.
 const EMPTY_MAX: Nanos = Nanos::from_secs(1200);
@@ -91,6 +101,10 @@ pub struct ClusterSpec {
     pub repair_delay_s: u32,
     /// An administrator makes, resizes and deletes volumes meanwhile.
     pub administered: bool,
+    /// Nothing goes wrong: every operation is answered soon, and nothing is to be told.
+    pub calm: bool,
+    /// A host whose disks cannot be opened serves without them.
+    pub diskless: bool,
     /// In the end all volumes are deleted, and nothing may be left of them.
     pub emptied: bool,
     /// What clients do comes from this number alone, whatever the cluster is and does; none: from
@@ -134,6 +148,8 @@ impl ClusterSpec {
             ops,
             repair_delay_s,
             administered: false,
+            calm: false,
+            diskless: false,
             emptied: false,
             history: None,
         }
@@ -146,6 +162,13 @@ impl ClusterSpec {
         for (_, _, mix) in &mut self.clients {
             mix.crowd();
         }
+    }
+
+    /// As many clients again, and no pauses: what is full is full all the time.
+    pub fn hurry(&mut self) {
+        self.clients.extend(self.clients.clone());
+        let short = (Nanos::from_us(5), Nanos::from_us(50));
+        self.clients.iter_mut().for_each(|(_, _, mix)| mix.pause = short);
     }
 
     /// A client on each host that only reads the first volume. Their operations come on top.
@@ -200,8 +223,8 @@ struct Inner<T: Storage> {
     opened: RefCell<Vec<Vec<SimDisk>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
-    /// The host whose blocks may be bad; none: nothing is known about that.
-    damaged: Cell<Option<Option<u16>>>,
+    /// What this seed does to the cluster, from when it begins; a story says so itself.
+    plan: OnceCell<Plan>,
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
     admin: Admin,
@@ -211,6 +234,8 @@ struct Inner<T: Storage> {
     restarted_at: Cell<Option<Nanos>>,
     /// Whether a copy is brought up to date, and whether one is made anew.
     copies: Cell<(bool, bool)>,
+    /// Events about objects: when they were seen, whose, of what, which.
+    told: RefCell<Vec<(Nanos, u16, ObjectId, String)>>,
 }
 
 /// A cluster; clones are the same.
@@ -255,6 +280,11 @@ fn some_hosts(rng: &mut Rng, hosts: u16, count: usize) -> Vec<u16> {
     (0..count).map(|_| all.swap_remove(rng.below(all.len() as u64) as usize)).collect()
 }
 
+/// Whether media give all that they took: a block that was not given twice counts as bad.
+fn gives_all(plan: &Plan) -> bool {
+    !plan.on.has(FaultKind::ReadError) && !plan.beyond
+}
+
 pub(crate) fn volume_name(volume: usize) -> String {
     format!("v{volume}")
 }
@@ -274,12 +304,13 @@ impl<T: Storage> Cluster<T> {
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
-            damaged: Cell::new(None),
+            plan: OnceCell::new(),
             violations: RefCell::default(),
             owners: RefCell::default(),
             admin: Admin::default(),
             changed_at: Cell::new(Nanos::ZERO),
             restarted_at: Cell::new(None),
+            told: RefCell::default(),
             copies: Cell::default(),
         }));
         let this = cluster.clone();
@@ -345,11 +376,16 @@ impl<T: Storage> Cluster<T> {
                 Ok(groups) => break groups,
                 Err(why) => {
                     self.say(Some(host), format!("cannot open its disk group: {why}"));
+                    if self.0.spec.diskless && self.0.clients_on.get() {
+                        break Vec::new();
+                    }
                     world.sleep(Nanos::from_secs(1)).await;
                 }
             }
         };
+        let lacks_disks = groups.is_empty();
         let node = Node::start(world.clone(), node_config(host), groups);
+        node.objects().members().set_lacks_disks(lacks_disks);
         node.objects().set_repair_delay(self.0.spec.repair_delay_s);
         if self.0.stopped.borrow().contains(&host) {
             node.arrive().await;
@@ -372,13 +408,16 @@ impl<T: Storage> Cluster<T> {
     async fn tell_events(self, host: u16, node: Node<SimWorld, T::Store>, world: SimWorld) {
         let mut seen = EventMark::default();
         loop {
-            for event in node.local_events(seen, 100) {
+            for event in node.local_events(seen, usize::MAX) {
+                let next = if seen.life == event.life { seen.number + 1 } else { event.number };
                 seen = event.mark();
-                if self.is_sound(host) && ["bad-block", "log-damage"].contains(&&event.kind[..]) {
-                    self.violated(format!(
-                        "h{host} finds damage that no fault made: {}",
-                        event.message
-                    ));
+                if event.number != next {
+                    self.violated(format!("h{host} tells event {} before {next}", event.number));
+                }
+                self.judge_event(host, &event);
+                if let Some(object) = event.object {
+                    let told = (self.executor().now(), host, object, event.kind.clone());
+                    self.0.told.borrow_mut().push(told);
                 }
                 let ex = self.executor();
                 ex.trace().event(ex.now(), Some(host), "node", 0, || {
@@ -389,9 +428,43 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
+    /// What must not be told: damage that no fault made, and loss within what is promised.
+    fn judge_event(&self, host: u16, event: &NodeEvent) {
+        let message = &event.message;
+        // Clients that never pause may be faster than what empties a log.
+        let is_load = event.kind == "log-full";
+        if self.0.spec.calm && event.severity > Severity::Info && !is_load {
+            self.violated(format!("h{host} tells of {} without any fault: {message}", event.kind));
+        }
+        let of_damage = ["bad-block", "log-damage"].contains(&&event.kind[..]);
+        if of_damage && self.is_sound(host) {
+            self.violated(format!("h{host} finds damage that no fault made: {message}"));
+        }
+        let breaks_promise = match &event.kind[..] {
+            "block-lost" | "writes-lost" => self.0.plan.get().is_some_and(gives_all),
+            "no-space" | "host-twice" => self.0.plan.get().is_some(),
+            _ => false,
+        };
+        if breaks_promise {
+            self.violated(format!(
+                "h{host} tells of {}, within what is promised: {message}",
+                event.kind
+            ));
+        }
+        let object = event.object.and_then(|id| self.objects().into_iter().find(|o| o.id == id));
+        if let Some(object) = object
+            && ![&object.name[..], ""].contains(&&event.volume[..])
+        {
+            self.violated(format!(
+                "h{host} calls {} by the name {} in its event {}",
+                object.name, event.volume, event.kind
+            ));
+        }
+    }
+
     /// Whether every block of that host must be good: what its media took they kept, and gave.
     fn is_sound(&self, host: u16) -> bool {
-        self.0.damaged.get().is_some_and(|victim| victim != Some(host))
+        self.0.plan.get().is_some_and(|plan| gives_all(plan) && plan.victim != Some(host))
     }
 
     async fn run_client(
@@ -511,7 +584,7 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// All objects as the directory has them.
-    fn objects(&self) -> Vec<ObjectRecord> {
+    pub(crate) fn objects(&self) -> Vec<ObjectRecord> {
         let listing = self.0.rig.directory().state().list(key::OBJECTS).expect("a short prefix");
         let decode = |e: &atoll_world::directory::Entry| {
             record::decode(&e.key, &e.value).expect("only records are written")
@@ -564,6 +637,7 @@ impl<T: Storage> Cluster<T> {
                 .map(|o| o.members().map(|(_, m)| (m.component, m.state)).collect::<Vec<_>>())
                 .collect();
             if states != before {
+                self.expect_events(&objects, &before);
                 before = states;
                 self.0.changed_at.set(self.executor().now());
             }
@@ -591,6 +665,52 @@ impl<T: Storage> Cluster<T> {
                 }
             }
             changed.await;
+        }
+    }
+
+    /// What must be told: an owner has left a copy out, or has it back.
+    fn expect_events(&self, objects: &[ObjectRecord], before: &[Vec<(ComponentId, MemberState)>]) {
+        let was = |id| before.iter().flatten().find(|(c, _)| *c == id).map(|(_, state)| *state);
+        for object in objects.iter().filter(|o| o.state == ObjectState::Ready) {
+            let Some(owner) = object.owner else { continue };
+            let host = (owner.host.0 - HOST_ID) as u16;
+            // What an ended life had asked the directory for may come late.
+            let node = self.0.nodes.borrow()[usize::from(host)].clone();
+            if node.is_none_or(|node| node.incarnation() != owner.incarnation) {
+                continue;
+            }
+            for (_, member) in object.members() {
+                let kind = match (was(member.component), member.state) {
+                    (Some(MemberState::Active), MemberState::Absent { .. }) => "member-dropped",
+                    (Some(MemberState::Resyncing { .. }), MemberState::Active) => "resync-done",
+                    _ => continue,
+                };
+                let expected = self.clone().expect_event(host, object.id, object.epoch, kind);
+                self.executor().spawn(crate::executor::LifeId::HARNESS, expected);
+            }
+        }
+    }
+
+    /// Waits for an event of a host which has just changed the record, unless its life or its
+    /// ownership ends first, or it may be slow.
+    async fn expect_event(self, host: u16, object: ObjectId, epoch: Epoch, kind: &'static str) {
+        let (from, life) = (self.executor().now(), self.0.rig.life(host));
+        self.wait(TOLD_WITHIN).await;
+        let now = self.executor().now();
+        let same = self.objects().iter().any(|o| o.id == object && o.epoch == epoch);
+        let stalled = self.0.rig.stalled(from, now) > Nanos::ZERO;
+        if life.is_none() || self.0.rig.life(host) != life || !same || stalled {
+            return;
+        }
+        let since = from - Nanos::from_secs(1);
+        let told = self.0.told.borrow().iter().rev().any(|(at, by, of, what)| {
+            *at >= since && (*by, *of, &what[..]) == (host, object, kind)
+        });
+        if !told {
+            let (at, epoch) = (from.as_ms(), epoch.0);
+            self.violated(format!(
+                "h{host} does not tell of {kind} of {object} in epoch {epoch} at {at} ms"
+            ));
         }
     }
 
@@ -634,13 +754,13 @@ impl<T: Storage> Cluster<T> {
         self.executor().spawn(harness, self.clone().watch_owners());
         self.executor().spawn(harness, self.clone().watch_activities());
         self.0.clients_on.set(true);
-        // A block that was not given twice counts as bad.
-        let gives_all = !plan.on.has(FaultKind::ReadError) && !plan.beyond;
-        self.0.damaged.set(gives_all.then_some(plan.victim));
+        let is_first = self.0.plan.set(plan.clone()).is_ok();
+        assert!(is_first, "a cluster has one plan");
         rig.set_rates(&plan);
         self.executor().spawn(harness, rig.clone().befall(plan.clone()));
         self.executor().spawn(harness, rig.clone().befall_later(plan.clone()));
-        rig.befall_at_marks(&plan);
+        rig.watch_marks(&plan);
+        rig.watch_steps(&plan);
         if self.0.spec.administered {
             let rng = Rng::named(rig.seed(), "administrator");
             self.executor().spawn(harness, self.clone().administer(rng));
@@ -659,7 +779,7 @@ impl<T: Storage> Cluster<T> {
             self.restart(victim);
         }
         self.finish(plan.victim).await;
-        if !gives_all {
+        if !gives_all(&plan) {
             return;
         }
         for (v, lost) in self.0.books.iter().map(Book::losses).enumerate().filter(|b| b.1 > 0) {
@@ -727,6 +847,9 @@ impl<T: Storage> Cluster<T> {
             }
         }
         if let Err(why) = self.read_back_side_volume().await {
+            self.violated(why);
+        }
+        if let Err(why) = self.judge_figures().await {
             self.violated(why);
         }
         for host in 0..rig.hosts() {
@@ -799,15 +922,18 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    /// Restarts the hosts whose disk group has failed, or will as soon as it asks its disk, which
-    /// went and came, for anything; and no other: as an administrator does who has put the disk
-    /// right.
+    /// Restarts the hosts that serve without their disks, and those whose disk group has failed, or
+    /// will as soon as it asks its disk, which went and came, for anything; and no other: as an
+    /// administrator does who has put the disk right.
     fn restart_failed(&self) {
         for host in 0..self.0.rig.hosts() {
             let Some(node) = self.node(host) else { continue };
             let stores = node.objects().members().stores();
             let gone = self.0.opened.borrow()[usize::from(host)].iter().any(SimDisk::is_lost);
-            if gone || stores.iter().any(|store| self.0.storage.failed(store).is_some()) {
+            if gone
+                || stores.is_empty()
+                || stores.iter().any(|store| self.0.storage.failed(store).is_some())
+            {
                 self.restart(host);
             }
         }
@@ -935,6 +1061,27 @@ impl<T: Storage> Cluster<T> {
             if let Err(violation) = book.history().check() {
                 self.0.violations.borrow_mut().push(format!("volume {name}: {violation}"));
             }
+            if let Some(late) = self.latest(&book) {
+                self.0.violations.borrow_mut().push(format!("volume {name}: {late}"));
+            }
         }
+    }
+
+    /// The operation that was answered latest, if that was later than promised: nobody waits behind
+    /// others without bound.
+    fn latest(&self, book: &Book) -> Option<String> {
+        let history = book.history();
+        let took = |op: &Op| {
+            let (from, to) = op.span_ns();
+            let (from, to) = (Nanos(from), Nanos(to?));
+            Some(to.since(from).since(self.0.rig.stalled(from, to)))
+        };
+        let (took, op) =
+            history.ops().iter().filter_map(|op| Some((took(op)?, op))).max_by_key(|(t, _)| *t)?;
+        let within = if self.0.spec.calm { ANSWERED_SOON } else { ANSWERED_WITHIN };
+        (took > within).then(|| {
+            let (kind, ms) = (op.kind.name(), took.as_ms());
+            format!("client {} waited {ms} ms for the answer to a {kind}", op.client)
+        })
     }
 }

@@ -11,11 +11,14 @@
 use crate::executor::Executor;
 use crate::fault::{DiskRates, FaultKind, Faults};
 use crate::rng::Rng;
+use crate::step::Step;
+use atoll_format::superblock::{Region, Superblock};
 use atoll_world::disk::{Disk, Durability};
 use atoll_world::sync::{Sender, oneshot};
 use atoll_world::{Buf, BufMut, Nanos};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 use std::rc::Rc;
 
@@ -78,7 +81,7 @@ struct Unflushed {
     /// Counts completed writes: a flush covers those that had completed when it was asked for.
     id: u64,
     at: u64,
-    data: Vec<u8>,
+    data: Buf,
 }
 
 enum Op {
@@ -87,7 +90,8 @@ enum Op {
     Flush { upto: u64, reply: Sender<io::Result<()>> },
 }
 
-type Page = Box<[u8; PAGE]>;
+/// Shared between what reads see, what is durable and images until one of them changes.
+type Page = Rc<[u8; PAGE]>;
 
 /// What a medium holds, with everything unflushed taken as made.
 #[derive(Clone, Default)]
@@ -107,6 +111,8 @@ struct Media {
     unflushed: Vec<Unflushed>,
     latent: BTreeSet<u64>,
     pending: BTreeMap<u64, Op>,
+    /// What lies where, once a store is on it.
+    regions: Vec<Region>,
     /// Operations whose time has come while the device hangs.
     held: Vec<u64>,
     next: u64,
@@ -176,8 +182,17 @@ fn put(pages: &mut BTreeMap<u64, Page>, at: u64, data: &[u8]) {
             data = &data[PAGE..];
             continue;
         }
-        let bytes = pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
-        bytes[from..from + len].copy_from_slice(&data[..len]);
+        match (<&[u8; PAGE]>::try_from(&data[..len]), pages.entry(page)) {
+            (Ok(whole), Entry::Occupied(mut old)) => match Rc::get_mut(old.get_mut()) {
+                Some(bytes) => *bytes = *whole,
+                None => *old.get_mut() = Rc::new(*whole),
+            },
+            (Ok(whole), Entry::Vacant(place)) => _ = place.insert(Rc::new(*whole)),
+            (Err(_), entry) => {
+                let bytes = Rc::make_mut(entry.or_insert_with(|| Rc::new(ZEROS)));
+                bytes[from..from + len].copy_from_slice(&data[..len]);
+            }
+        }
         at += len as u64;
         data = &data[len..];
     }
@@ -222,6 +237,23 @@ impl Media {
         self.executor.call_at(done, move || this.complete(id));
     }
 
+    /// What an operation that changes something is for; none before a store is on the device.
+    fn step(&self, op: &Op) -> Option<Step> {
+        match op {
+            _ if self.regions.is_empty() => None,
+            Op::Read { .. } => None,
+            Op::Write { at, .. } => Some(Step::of_write(&self.regions, *at)),
+            Op::Flush { .. } => Some(Step::Flush),
+        }
+    }
+
+    fn note_crash(&self) {
+        let steps: BTreeSet<Step> = self.pending.values().filter_map(|op| self.step(op)).collect();
+        for step in steps {
+            self.faults.crashed_before(self.host, step);
+        }
+    }
+
     fn keep_base(&mut self, at: u64, len: usize) {
         for page in at / PAGE as u64..(at + len as u64).div_ceil(PAGE as u64) {
             self.base.entry(page).or_insert_with(|| self.pages.get(&page).cloned());
@@ -229,7 +261,7 @@ impl Media {
     }
 
     /// The medium changes under whatever is durable: bytes that were asked for or not.
-    fn apply(&mut self, at: u64, data: &[u8], durable: bool) {
+    fn apply(&mut self, at: u64, data: &Buf, durable: bool) {
         for page in at / PAGE as u64..(at + data.len() as u64).div_ceil(PAGE as u64) {
             self.latent.remove(&page);
         }
@@ -241,7 +273,7 @@ impl Media {
             self.keep_base(at, data.len());
             self.completions += 1;
             let id = self.completions;
-            self.unflushed.push(Unflushed { id, at, data: data.to_vec() });
+            self.unflushed.push(Unflushed { id, at, data: data.clone() });
         }
         put(&mut self.pages, at, data);
     }
@@ -253,7 +285,7 @@ impl Media {
             let place = at + (i * SECTOR) as u64;
             let page = place / PAGE as u64;
             if let Some(base) = self.base.get_mut(&page) {
-                let bytes = base.get_or_insert_with(|| Box::new([0; PAGE]));
+                let bytes = Rc::make_mut(base.get_or_insert_with(|| Rc::new(ZEROS)));
                 let from = (place % PAGE as u64) as usize;
                 bytes[from..from + sector.len()].copy_from_slice(sector);
             }
@@ -268,11 +300,11 @@ impl Media {
             }
             // What sticks out on either side is still unflushed.
             if write.at < at {
-                let data = write.data[..(at - write.at) as usize].to_vec();
+                let data = write.data.slice(..(at - write.at) as usize);
                 kept.push(Unflushed { id: write.id, at: write.at, data });
             }
             if write_end > end {
-                let data = write.data[(end - write.at) as usize..].to_vec();
+                let data = write.data.slice((end - write.at) as usize..);
                 kept.push(Unflushed { id: write.id, at: end, data });
             }
         }
@@ -292,7 +324,7 @@ impl Media {
             for (i, sector) in write.data.chunks(SECTOR).enumerate() {
                 let place = write.at + (i * SECTOR) as u64;
                 let base = self.base.get_mut(&(place / PAGE as u64)).expect("kept at its write");
-                let bytes = base.get_or_insert_with(|| Box::new([0; PAGE]));
+                let bytes = Rc::make_mut(base.get_or_insert_with(|| Rc::new(ZEROS)));
                 let from = (place % PAGE as u64) as usize;
                 bytes[from..from + SECTOR].copy_from_slice(sector);
             }
@@ -390,6 +422,7 @@ impl SimDisk {
                 unflushed: Vec::new(),
                 latent: BTreeSet::new(),
                 pending: BTreeMap::new(),
+                regions: Vec::new(),
                 held: Vec::new(),
                 next: 0,
                 completions: 0,
@@ -412,7 +445,19 @@ impl SimDisk {
         )
     }
 
+    /// Whether the end of an operation is where its host is to crash, and has done so.
+    fn host_crashes_before(&self, id: u64) -> bool {
+        let media = self.0.borrow();
+        let step = media.pending.get(&id).filter(|_| !media.hung).and_then(|op| media.step(op));
+        let (host, faults) = (media.host, media.faults.clone());
+        drop(media);
+        step.is_some_and(|step| faults.crashes_before(host, step))
+    }
+
     fn complete(&self, id: u64) {
+        if self.host_crashes_before(id) {
+            return;
+        }
         let mut m = self.0.borrow_mut();
         let media = &mut *m;
         if media.hung {
@@ -463,7 +508,7 @@ impl SimDisk {
                     media.note(6, at, || format!("write {at}+{len}: EIO"));
                     // Part of it may be there.
                     let sectors = media.rng.below(len / SECTOR as u64 + 1) as usize;
-                    media.apply(at, &bytes[..sectors * SECTOR], false);
+                    media.apply(at, &bytes.slice(..sectors * SECTOR), false);
                     return reply.send(os(EIO));
                 }
                 if media.rng.happens(media.rates.lost) {
@@ -473,7 +518,7 @@ impl SimDisk {
                     media.faults.reached(FaultKind::TornWrite);
                     let sectors = media.rng.below(len / SECTOR as u64) as usize;
                     media.note(8, at, || format!("write {at}+{len}: torn after {sectors} sectors"));
-                    media.apply(at, &bytes[..sectors * SECTOR], durable);
+                    media.apply(at, &bytes.slice(..sectors * SECTOR), durable);
                 } else if media.rng.happens(media.rates.misdirected_write) {
                     media.faults.reached(FaultKind::MisdirectedWrite);
                     let to = media.elsewhere(at, len);
@@ -505,6 +550,7 @@ impl SimDisk {
     /// or had not begun.
     pub fn process_died(&self) {
         let mut media = self.0.borrow_mut();
+        media.note_crash();
         for (_, op) in std::mem::take(&mut media.pending) {
             if let Op::Write { at, data, durable, .. } = op
                 && !media.gone
@@ -521,6 +567,7 @@ impl SimDisk {
     pub fn power_lost(&self) {
         let mut media = self.0.borrow_mut();
         let media = &mut *media;
+        media.note_crash();
         media.lose_unflushed(false);
         for (_, op) in std::mem::take(&mut media.pending) {
             if let Op::Write { at, data, .. } = op
@@ -534,6 +581,13 @@ impl SimDisk {
         media.hung = false;
         media.channels.fill(Nanos::ZERO);
         media.bus = Nanos::ZERO;
+    }
+
+    /// A store has been opened on it: where what lies is in its label.
+    pub fn look_at_label(&self) {
+        let mut media = self.0.borrow_mut();
+        let first = media.pages.get(&0).and_then(|page| Superblock::decode(&page[..], 0).ok());
+        media.regions = first.map(|label| label.regions).unwrap_or_default();
     }
 
     /// From now on operations fail at these rates.
@@ -746,10 +800,10 @@ fn some_page(pages: &BTreeMap<u64, Page>, rng: &mut Rng) -> Option<u64> {
 }
 
 fn flip_bit(media: &mut Media, page: u64, bit: u64) {
-    let flip = |bytes: &mut Page| bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-    flip(media.pages.entry(page).or_insert_with(|| Box::new([0; PAGE])));
+    let flip = |page: &mut Page| Rc::make_mut(page)[(bit / 8) as usize] ^= 1 << (bit % 8);
+    flip(media.pages.entry(page).or_insert_with(|| Rc::new(ZEROS)));
     if let Some(base) = media.base.get_mut(&page) {
-        flip(base.get_or_insert_with(|| Box::new([0; PAGE])));
+        flip(base.get_or_insert_with(|| Rc::new(ZEROS)));
     }
     media.faults.reached(FaultKind::BitFlip);
     media.note(14, page, || format!("bit {bit} of page {page} flips"));

@@ -8,11 +8,13 @@
 //! push another host's copies out: that all hosts restart at once and are soon back does not. The
 //! other runs may do anything to any host that keeps what a medium has accepted as durable.
 
-use crate::activity::{Activities, Activity};
+use crate::activity::{Activities, Activity, cell_count};
 use crate::part::Part;
 use crate::rng::{MUTED, Rng};
+use crate::step::{self, Step};
 use atoll_world::Nanos;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
@@ -136,6 +138,11 @@ kinds! {
     KillAtMark = "kill-at-mark",
     /// A host that was stopped in order: it gives back what it owns, then its process ends.
     OrderlyStop = "orderly-stop",
+    /// A host that started with another set of disks: in another order, or without one of them.
+    DiskSet = "disk-set",
+    /// A process killed, or its power lost, between two operations of its devices that were chosen
+    /// beforehand: one had ended, one was under way.
+    KillAtStep = "kill-at-step",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a
@@ -153,13 +160,19 @@ const ASPECTS: &[FaultKind] = &[
 ];
 /// Hears of each fault that has its effect.
 type Observer = dyn Fn(FaultKind);
+/// Hears that a device of a host is about to end one operation, and after which one the host's
+/// devices have ended last; whether that host's devices are to end none any more, since it crashed.
+type StepObserver = dyn Fn(u16, (Step, Step)) -> bool;
 
 struct Inner {
-    /// By kind, then by activity.
+    /// See [`cell_names`](crate::activity::cell_names).
     cells: Vec<Cell<u64>>,
     counts: Vec<Cell<u64>>,
     now: Cell<Activities>,
+    /// What the devices of each host have ended last.
+    last: RefCell<BTreeMap<u16, Step>>,
     observer: RefCell<Option<Rc<Observer>>>,
+    at_steps: RefCell<Option<Rc<StepObserver>>>,
 }
 
 /// How often each fault had its effect; clones are the same.
@@ -170,10 +183,12 @@ impl Default for Faults {
     fn default() -> Self {
         let kinds = FaultKind::ALL.len();
         Self(Rc::new(Inner {
-            cells: vec![Cell::new(0); kinds * Activity::ALL.len()],
+            cells: vec![Cell::new(0); cell_count()],
             counts: vec![Cell::new(0); kinds],
             now: Cell::default(),
+            last: RefCell::default(),
             observer: RefCell::default(),
+            at_steps: RefCell::default(),
         }))
     }
 }
@@ -191,11 +206,36 @@ impl Faults {
             observer(kind);
         }
     }
+    /// A device of that host is about to end an operation. Whether the host crashes first, and has
+    /// crashed when this returns.
+    pub fn crashes_before(&self, host: u16, step: Step) -> bool {
+        let last = self.0.last.borrow().get(&host).copied();
+        let observer = self.0.at_steps.borrow().clone();
+        let crashes = last.zip(observer).is_some_and(|(last, ask)| ask(host, (last, step)));
+        if !crashes {
+            self.0.last.borrow_mut().insert(host, step);
+        }
+        crashes
+    }
+    /// A host crashes while its devices are at an operation. Counts if the cluster is at anything.
+    pub fn crashed_before(&self, host: u16, step: Step) {
+        let last = self.0.last.borrow().get(&host).copied();
+        let point = last.and_then(|last| step::POINTS.binary_search(&(last, step)).ok());
+        if let Some(point) = point.filter(|_| self.0.now.get() != Activities::default()) {
+            let cell = &self.0.cells[FaultKind::ALL.len() * Activity::ALL.len() + point];
+            cell.set(cell.get() + 1);
+        }
+    }
+    /// Asks that at every step of a host whether it crashes there. Who says so has crashed it.
+    pub fn observe_steps(&self, observer: impl Fn(u16, (Step, Step)) -> bool + 'static) {
+        *self.0.at_steps.borrow_mut() = Some(Rc::new(observer));
+    }
     /// What the cluster is at from now on.
     pub fn set_activities(&self, now: Activities) {
         self.0.now.set(now);
     }
-    /// How often each kind had its effect during each activity: by kind, then by activity.
+    /// How often each kind had its effect during each activity, and crashes by what they came
+    /// between, in order of [`cell_names`](crate::activity::cell_names).
     pub fn cells(&self) -> Vec<u64> {
         self.0.cells.iter().map(Cell::get).collect()
     }
@@ -572,8 +612,8 @@ impl Plan {
                 let ppm = rate(rng, 3_000);
                 self.net.answer_lost = if muted { ppm | MUTED } else { ppm };
             }
-            // A way in which the partitions of this seed begin; at moments of their own.
-            FaultKind::PartitionAbrupt | FaultKind::KillAtMark => {}
+            // A way in which the partitions of this seed begin; what has moments of its own.
+            FaultKind::PartitionAbrupt | FaultKind::KillAtMark | FaultKind::KillAtStep => {}
             _ => self.later_events.push(kind),
         }
     }

@@ -37,6 +37,11 @@ impl Features {
     /// One volume has a single copy, where nothing damages media: no other one hides what a store
     /// has lost.
     pub const SINGLE: Self = Self(2048);
+    /// A host whose disks cannot be opened serves without them, as the program does, until it is
+    /// started again; in other seeds it tries again and again.
+    pub const DISKLESS: Self = Self(4096);
+    /// In an eighth of the seeds nothing goes wrong: nobody waits, and nothing is to be told.
+    pub const CALM: Self = Self(8192);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -50,12 +55,19 @@ impl Features {
         .and(Self::LOOKERS)
         .and(Self::ODD_SIZES)
         .and(Self::EMPTIED)
-        .and(Self::SINGLE);
+        .and(Self::SINGLE)
+        .and(Self::DISKLESS)
+        .and(Self::CALM);
 
     /// These and those.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// One bit for each.
+    pub const fn bits(self) -> u16 {
+        self.0
     }
 
     /// Whether `feature` is one of them.

@@ -382,9 +382,16 @@ impl Components for IdealStore {
         .await
     }
 
-    async fn complete(&self, id: ComponentId, session: Session) -> Result<(), StoreError> {
+    async fn complete(
+        &self,
+        id: ComponentId,
+        session: Session,
+        up_to: Seq,
+    ) -> Result<(), StoreError> {
         self.in_turn(move |medium| {
-            medium.in_session(id, session)?.incomplete = None;
+            let c = medium.in_session(id, session)?;
+            c.incomplete = None;
+            c.promise.newest = c.promise.newest.max(up_to);
             Ok(())
         })
         .await

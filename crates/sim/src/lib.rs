@@ -19,6 +19,7 @@
 //! | [`storage`], [`ideal`] | what a host keeps its components on |
 //! | [`scenario`] | one story, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
+//! | [`reach`] | which of many seeds are worth a run |
 //! | [`scale`] | without faults: what a cluster of given hardware does, and what binds it |
 //! | [`part`], [`shrink`] | a part of what a seed does; the least that still fails |
 //! | [`timeline`] | a run as a page to look at |
@@ -38,12 +39,14 @@ pub mod disk;
 pub mod executor;
 pub mod fault;
 pub mod feature;
+mod figures;
 pub mod ideal;
 pub mod model;
 pub mod mutants;
 pub mod net;
 pub mod part;
 pub mod pattern;
+pub mod reach;
 pub mod regressions;
 pub mod rig;
 pub mod rng;
@@ -51,6 +54,7 @@ pub mod run;
 pub mod scale;
 pub mod scenario;
 pub mod shrink;
+pub mod step;
 pub mod storage;
 pub mod timeline;
 pub mod trace;

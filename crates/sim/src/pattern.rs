@@ -8,6 +8,8 @@ use atoll_world::{Buf, BufMut};
 
 /// The unit of judgement, in bytes.
 pub const SECTOR: usize = 512;
+const WORDS: usize = SECTOR / 8;
+const ZEROS: [u8; SECTOR] = [0; SECTOR];
 
 /// Which write a sector's bytes are of; 0: zeros.
 pub type Tag = u32;
@@ -15,21 +17,24 @@ pub type Tag = u32;
 /// Marks the first word of a written sector.
 const MAGIC: u64 = 0xa701_15ec_0000_0000;
 
-fn word(tag: Tag, sector: u64, i: u64) -> u64 {
-    if i == 0 {
-        return MAGIC | u64::from(tag);
-    }
+/// What write `tag` leaves in a sector.
+fn words(tag: Tag, sector: u64) -> [u64; WORDS] {
     let base = u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ sector.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-    (base ^ (base >> 31)).wrapping_add(i.wrapping_mul(0xd6e8_feb8_6659_fd93))
+    let base = base ^ (base >> 31);
+    let mut words =
+        std::array::from_fn(|i| base.wrapping_add((i as u64).wrapping_mul(0xd6e8_feb8_6659_fd93)));
+    words[0] = MAGIC | u64::from(tag);
+    words
 }
 
 /// `sectors` sectors from `first` on as write `tag` fills them.
 pub fn fill(tag: Tag, first: u64, sectors: u32) -> Buf {
     let mut out = BufMut::for_overwrite(sectors as usize * SECTOR);
     for (n, sector) in out.chunks_exact_mut(SECTOR).enumerate() {
-        for (i, to) in sector.chunks_exact_mut(8).enumerate() {
-            to.copy_from_slice(&word(tag, first + n as u64, i as u64).to_le_bytes());
+        let words = words(tag, first + n as u64);
+        for (to, word) in sector.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
         }
     }
     out.freeze()
@@ -41,26 +46,24 @@ pub fn fill(tag: Tag, first: u64, sectors: u32) -> Buf {
 /// What is wrong with them, when no write can have made them.
 pub fn tag(bytes: &[u8], sector: u64) -> Result<Tag, String> {
     assert_eq!(bytes.len(), SECTOR, "one sector at a time");
-    if bytes.iter().all(|&b| b == 0) {
+    if bytes == ZEROS {
         return Ok(0);
     }
-    let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
-    let mut first = 0;
-    for (i, found) in words.enumerate() {
-        if i == 0 {
-            first = found;
-            if found & 0xffff_ffff_0000_0000 != MAGIC {
-                return Err(format!("sector {sector}: starts with {found:016x}, of no write"));
-            }
-        }
-        let wanted = word(first as Tag, sector, i as u64);
-        if found != wanted {
-            return Err(format!(
-                "sector {sector}: says it is of write {}, but word {i} is {found:016x} and should \
-                 be {wanted:016x}",
-                first as Tag
-            ));
-        }
+    let found = |i: usize| {
+        u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("8 bytes of a sector"))
+    };
+    let first = found(0);
+    if first & 0xffff_ffff_0000_0000 != MAGIC {
+        return Err(format!("sector {sector}: starts with {first:016x}, of no write"));
+    }
+    let wanted = words(first as Tag, sector);
+    if let Some(i) = (0..WORDS).find(|&i| found(i) != wanted[i]) {
+        return Err(format!(
+            "sector {sector}: says it is of write {}, but word {i} is {:016x}, not {:016x}",
+            first as Tag,
+            found(i),
+            wanted[i]
+        ));
     }
     Ok(first as Tag)
 }

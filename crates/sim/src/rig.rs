@@ -15,12 +15,13 @@ use crate::executor::{Executor, LifeId};
 use crate::fault::{DiskRates, FaultKind, Faults, NetRates, Plan};
 use crate::net::{Fabric, NetProfile};
 use crate::rng::Rng;
+use crate::step::{POINTS, Step};
 use crate::trace::Trace;
 use crate::world::SimWorld;
 use atoll_world::net::Lane;
 use atoll_world::{Nanos, mark};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -42,7 +43,11 @@ const MARK_EVENTS: u32 = 2_000;
 const MARK_ODDS: u32 = 4;
 /// So many times a run.
 const MARK_KILLS_MAX: u32 = 4;
-/// The longest that such a host is down.
+/// The numbers of those at steps.
+const STEP_EVENTS: u32 = 3_000;
+/// So many points between two operations of devices are chosen a run.
+const STEP_KILLS: usize = 6;
+/// The longest that a host is down that was killed at a mark or a step.
 const MARK_DOWN: Nanos = Nanos::from_secs(4);
 /// The longest that a stop in order takes.
 const STOP_MAX: Nanos = Nanos::from_secs(10);
@@ -92,6 +97,47 @@ struct HostRig {
     lives: Cell<u32>,
 }
 
+/// A point between two operations of devices at which a host is to be killed.
+struct Target {
+    number: u32,
+    /// What has ended, and what is under way.
+    point: (Step, Step),
+    /// The so manieth time from now on.
+    visits: u64,
+    power: bool,
+    down: Nanos,
+}
+
+/// When some host was paused, or starved.
+#[derive(Default)]
+struct Stalls {
+    paused: BTreeSet<u16>,
+    starved: BTreeSet<u16>,
+    since: Option<Nanos>,
+    over: Vec<(Nanos, Nanos)>,
+}
+
+impl Stalls {
+    fn change(&mut self, now: Nanos, change: impl FnOnce(&mut Self)) {
+        change(self);
+        let any = !self.paused.is_empty() || !self.starved.is_empty();
+        match self.since {
+            None if any => self.since = Some(now),
+            Some(since) if !any => {
+                self.over.push((since, now));
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    fn within(&self, from: Nanos, to: Nanos) -> Nanos {
+        let open = self.since.map(|since| (since, to));
+        let of = |&(a, b): &(Nanos, Nanos)| b.min(to).since(a.max(from));
+        self.over.iter().chain(&open).map(of).fold(Nanos::ZERO, |sum, n| sum + n)
+    }
+}
+
 struct Inner {
     seed: u64,
     executor: Executor,
@@ -109,9 +155,15 @@ struct Inner {
     damages: Cell<u32>,
     /// Partitions break connections at once.
     abrupt: Cell<bool>,
+    /// Hosts that start with other disks than all in order: the numbers of those they get.
+    sets: RefCell<BTreeMap<u16, Vec<usize>>>,
     /// Disks in each other's place, by host and number.
     swapped: RefCell<Vec<[(u16, usize); 2]>>,
     befallen: RefCell<Vec<Befallen>>,
+    /// Times in which some program was not scheduled as it should be.
+    stalls: RefCell<Stalls>,
+    /// What the programs have come by.
+    marks: RefCell<BTreeSet<&'static str>>,
 }
 
 /// The machines; clones are the same.
@@ -157,8 +209,11 @@ impl Rig {
             healed: Cell::new(false),
             damages: Cell::new(stream("damages").within(1, 12) as u32),
             abrupt: Cell::new(false),
+            sets: RefCell::default(),
             swapped: RefCell::default(),
             befallen: RefCell::default(),
+            stalls: RefCell::default(),
+            marks: RefCell::default(),
         }))
     }
 
@@ -239,7 +294,11 @@ impl Rig {
         self.say(Some(host), format!("start, life {}", rig.lives.get()));
         let world = self.world(host, life);
         let boot = self.0.boot.borrow().clone().expect("set before any host starts");
-        boot(host, rig.disks.clone(), world);
+        let disks = match self.0.sets.borrow().get(&host) {
+            Some(set) => set.iter().map(|&n| rig.disks[n].clone()).collect(),
+            None => rig.disks.clone(),
+        };
+        boot(host, disks, world);
     }
 
     fn world(&self, host: u16, life: LifeId) -> SimWorld {
@@ -267,6 +326,7 @@ impl Rig {
         let rig = &self.0.hosts[usize::from(host)];
         let Some(life) = rig.life.take() else { return };
         self.say(Some(host), if power_lost { "power lost" } else { "killed" }.into());
+        self.stalls(|stalls| _ = stalls.paused.remove(&host));
         self.0.fabric.detaching(host, power_lost);
         self.0.executor.kill(life);
         self.0.fabric.detached(host);
@@ -292,6 +352,7 @@ impl Rig {
     pub fn pause(&self, host: u16) {
         if let Some(life) = self.life(host) {
             self.say(Some(host), "paused".into());
+            self.stalls(|stalls| _ = stalls.paused.insert(host));
             self.0.executor.pause(life);
         }
     }
@@ -302,6 +363,7 @@ impl Rig {
             && self.0.executor.is_paused(life)
         {
             self.say(Some(host), "resumed".into());
+            self.stalls(|stalls| _ = stalls.paused.remove(&host));
             self.0.executor.resume(life);
         }
     }
@@ -327,7 +389,20 @@ impl Rig {
     /// A host's cores are so many times as slow; 1: as fast as ever.
     pub fn starve(&self, host: u16, factor: u64) {
         self.say(Some(host), format!("core {factor} times as slow"));
+        self.stalls(|stalls| {
+            _ = if factor > 1 { stalls.starved.insert(host) } else { stalls.starved.remove(&host) };
+        });
         self.0.hosts[usize::from(host)].cpu.set_starved(factor);
+    }
+
+    fn stalls(&self, change: impl FnOnce(&mut Stalls)) {
+        self.0.stalls.borrow_mut().change(self.0.executor.now(), change);
+    }
+
+    /// For how long between two moments some host was paused, or starved of its core: nobody can
+    /// be in time then.
+    pub fn stalled(&self, from: Nanos, to: Nanos) -> Nanos {
+        self.0.stalls.borrow().within(from, to)
     }
 
     /// Switches the faults of operations on.
@@ -448,6 +523,7 @@ impl Rig {
                 FaultKind::LaneStalled => self.stall_lane(host, &mut rng).await,
                 FaultKind::ClusterRestart => self.restart_all(&mut rng).await,
                 FaultKind::OrderlyStop => self.stop_in_order(host, &mut rng).await,
+                FaultKind::DiskSet => self.change_disk_set(host, &mut rng).await,
                 _ => {}
             }
         }
@@ -480,6 +556,30 @@ impl Rig {
         self.start_unless_healed(host);
     }
 
+    /// It starts with its disks in another order or without one of them, later with all.
+    async fn change_disk_set(&self, host: u16, rng: &mut Rng) {
+        let count = self.disks(host).len();
+        let first = rng.below(count as u64) as usize;
+        let mut set: Vec<usize> = (0..count).map(|n| (first + n) % count).collect();
+        if rng.below(2) == 0 {
+            set.pop();
+        }
+        self.kill(host, rng.below(2) == 0);
+        self.wait(rng.span(Nanos::from_ms(5), Nanos::from_secs(2))).await;
+        if self.0.healed.get() {
+            return;
+        }
+        self.say(Some(host), format!("its disks are now {set:?} of {count}"));
+        self.reached(FaultKind::DiskSet);
+        self.0.sets.borrow_mut().insert(host, set);
+        self.start(host);
+        self.wait(rng.span(Nanos::from_ms(100), Nanos::from_secs(12))).await;
+        if self.0.sets.borrow_mut().remove(&host).is_some() {
+            self.kill(host, false);
+            self.start_unless_healed(host);
+        }
+    }
+
     /// Two disks of one host change places, or (with one disk a host, if `across` is allowed) two
     /// hosts get each other's; later they are put right.
     async fn swap_disks(&self, host: u16, across: bool, rng: &mut Rng) {
@@ -509,20 +609,22 @@ impl Rig {
         }
     }
 
-    /// Kills hosts right after they have reached a mark for the first time, now and then.
-    pub fn befall_at_marks(&self, plan: &Plan) {
-        // Of a run that ended in a panic on this thread.
-        mark::observe(None);
-        if !plan.on.has(FaultKind::KillAtMark) {
-            return;
-        }
+    /// Marks that the programs have come by since [`Rig::watch_marks`], in order of name.
+    pub fn marks(&self) -> Vec<&'static str> {
+        self.0.marks.borrow().iter().copied().collect()
+    }
+
+    /// Keeps which marks are reached; kills hosts right after their first visit of one, now and
+    /// then, if the plan says so.
+    pub fn watch_marks(&self, plan: &Plan) {
         let (rig, plan) = (self.clone(), plan.clone());
-        let seen = RefCell::new(BTreeSet::new());
         let (rng, killed) = (RefCell::new(Rng::named(self.0.seed, "at marks")), Cell::new(0));
         mark::observe(Some(Rc::new(move |name| {
-            if rig.0.healed.get() || !seen.borrow_mut().insert(name) {
+            let is_first = rig.0.marks.borrow_mut().insert(name);
+            if !plan.on.has(FaultKind::KillAtMark) || rig.0.healed.get() || !is_first {
                 return;
             }
+            let number = MARK_EVENTS + rig.0.marks.borrow().len() as u32;
             let life = rig.0.executor.polled();
             let Some(host) = (0..rig.hosts()).find(|&host| rig.life(host) == Some(life)) else {
                 return;
@@ -531,7 +633,6 @@ impl Rig {
             // What the dice say does not depend on who is spared.
             let (dice, polls) = (rng.below(u64::from(MARK_ODDS)), rng.span(Nanos(1), Nanos(64)).0);
             let (power, down) = (rng.below(2) == 0, rng.span(Nanos::from_ms(5), MARK_DOWN));
-            let number = MARK_EVENTS + seen.borrow().len() as u32;
             let spared = plan.victim.is_some_and(|victim| victim != host);
             if dice > 0 || spared || killed.get() == MARK_KILLS_MAX {
                 return;
@@ -567,6 +668,64 @@ impl Rig {
                 again.wait(down).await;
                 again.start_unless_healed(host);
             });
+        });
+    }
+
+    /// Kills hosts at points between two operations of their devices, if the plan says so: each the
+    /// so manieth time that any host comes by it.
+    pub fn watch_steps(&self, plan: &Plan) {
+        if !plan.on.has(FaultKind::KillAtStep) {
+            return;
+        }
+        let mut rng = Rng::named(self.0.seed, "at steps");
+        let mut targets: Vec<_> = (0..STEP_KILLS)
+            .map(|n| {
+                let visits = 1 << rng.below(6);
+                Target {
+                    number: STEP_EVENTS + n as u32,
+                    point: *rng.pick(&POINTS),
+                    visits: rng.span(Nanos(1), Nanos(visits)).0,
+                    power: rng.below(2) == 0,
+                    down: rng.span(Nanos::from_ms(5), MARK_DOWN),
+                }
+            })
+            .collect();
+        targets.retain(|target| plan.part.has_event(target.number, FaultKind::KillAtStep));
+        let (victim, targets) = (plan.victim, RefCell::new(targets));
+        // It is kept by what the rig keeps.
+        let rig = Rc::downgrade(&self.0);
+        self.0.faults.observe_steps(move |host, point| {
+            let Some(rig) = rig.upgrade().map(Self) else { return false };
+            let spared = victim.is_some_and(|victim| victim != host);
+            if spared || rig.0.healed.get() || !rig.is_up(host) {
+                return false;
+            }
+            let mut targets = targets.borrow_mut();
+            let mut due = None;
+            for (at, target) in targets.iter_mut().enumerate().filter(|(_, t)| t.point == point) {
+                target.visits = target.visits.saturating_sub(1);
+                due = due.or((target.visits == 0).then_some(at));
+            }
+            let Some(due) = due else { return false };
+            let target = targets.remove(due);
+            drop(targets);
+            rig.kill_at_step(host, &target);
+            true
+        });
+    }
+
+    fn kill_at_step(&self, host: u16, target: &Target) {
+        let Target { number, point: (last, next), power, down, .. } = *target;
+        let (at, kind) = (self.0.executor.now(), FaultKind::KillAtStep);
+        self.0.befallen.borrow_mut().push(Befallen { number, at, kind, host });
+        let (last, next) = (last.name(), next.name());
+        self.say(Some(host), format!("event {number}: {} {last}, {next}", kind.name()));
+        self.reached(kind);
+        self.kill(host, power);
+        let rig = self.clone();
+        self.0.executor.spawn(LifeId::HARNESS, async move {
+            rig.wait(down).await;
+            rig.start_unless_healed(host);
         });
     }
 
@@ -623,6 +782,9 @@ impl Rig {
     }
 
     fn put_right(&self) {
+        for (host, _) in self.0.sets.take() {
+            self.kill(host, false);
+        }
         for pair in self.0.swapped.take() {
             self.exchange(pair);
         }
@@ -883,9 +1045,10 @@ impl Rig {
             for other in 0..self.hosts() {
                 self.0.fabric.set_slow(host, other, 1);
             }
-            let rig = &self.0.hosts[usize::from(host)];
-            rig.cpu.set_starved(1);
-            for disk in &rig.disks {
+            if self.0.stalls.borrow().starved.contains(&host) {
+                self.starve(host, 1);
+            }
+            for disk in self.disks(host) {
                 disk.set_rates(DiskRates::default());
                 disk.set_slow(1);
                 disk.set_gone(false);

@@ -17,7 +17,7 @@ use crate::rng::Rng;
 use crate::storage::{IdealStorage, RealStorage};
 use crate::trace::{Line, Trace};
 use atoll_world::{Nanos, mark};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -132,8 +132,8 @@ pub struct Setup {
     pub cluster: ClusterSpec,
     /// Bytes of each store's log.
     pub log_bytes: u64,
-    /// See [`Features::SMALL`].
-    pub small: bool,
+    /// Those of the features that this seed has.
+    pub features: Features,
 }
 
 impl Setup {
@@ -153,7 +153,18 @@ impl Setup {
             false => Plan::of_part(seed, hosts, options.faults, &options.part),
         };
         let mut cluster = ClusterSpec::of_seed(seed, hosts, options.ops);
-        let draw = |feature, stream| options.features.draw(feature, &mut Rng::named(seed, stream));
+        let is_calm = Rng::named(seed, "calm").below(8) == 0;
+        cluster.calm = is_calm && options.features.has(Features::CALM) && !options.beyond;
+        if cluster.calm {
+            plan = Plan { part: options.part.clone(), ..Plan::calm() };
+            cluster.hurry();
+        }
+        let features = Cell::new(Features::NONE);
+        let draw = |feature, stream| {
+            let has = options.features.draw(feature, &mut Rng::named(seed, stream));
+            features.set(if has { features.get().and(feature) } else { features.get() });
+            has
+        };
         if draw(Features::HARSH, "harsh") {
             plan.make_harsher(HARSHER);
         }
@@ -176,6 +187,7 @@ impl Setup {
         if draw(Features::SINGLE, "single copy") && plan.victim.is_none() && !options.beyond {
             cluster.make_single();
         }
+        cluster.diskless = draw(Features::DISKLESS, "diskless");
         // What is left of half-made copies is kept for long: a quarter of the seeds is enough.
         let emptied =
             draw(Features::EMPTIED, "emptied") && draw(Features::EMPTIED, "and waited for");
@@ -186,8 +198,16 @@ impl Setup {
             }
         }
         let log_bytes = *rng.pick(&[16 << 20, 16 << 20, 32 << 20, 64 << 20]);
-        let small = draw(Features::SMALL, "small");
-        Self { machines, plan, cluster, log_bytes, small }
+        // The rest of these streams is used where a run begins.
+        for (feature, stream) in [
+            (Features::SMALL, "small"),
+            (Features::DESTAGE, "pace"),
+            (Features::CHECKPOINT, "checkpoints"),
+        ] {
+            draw(feature, stream);
+        }
+        let features = features.get();
+        Self { machines, plan, cluster, log_bytes, features }
     }
 
     /// The kinds that can happen by themselves if nothing is left out: as an event, or at a rate.
@@ -234,6 +254,8 @@ pub struct Outcome {
     pub faults: Vec<u64>,
     /// And during which activity: see [`crate::activity::table`].
     pub cells: Vec<u64>,
+    /// Marks that it came by, in order of name.
+    pub marks: Vec<&'static str>,
     /// Virtual time that passed.
     pub virtual_time: Nanos,
     /// Operations of clients, and how many of them were answered.
@@ -272,10 +294,10 @@ pub fn hosts_of_seed(seed: u64) -> u16 {
 
 fn once(seed: u64, options: &Options) -> Outcome {
     let trace = Trace::new(options.trace);
-    let Setup { machines, plan, cluster, log_bytes, small } = Setup::of_seed(seed, options);
+    let Setup { machines, plan, cluster, log_bytes, features } = Setup::of_seed(seed, options);
     let rig = Rig::new(seed, machines, trace.clone());
     rig.executor().set_polls_max(options.polls_max);
-    if small {
+    if features.has(Features::SMALL) {
         rig.executor().set_small();
     }
     let effects = Rc::new(RefCell::new(Vec::new()));
@@ -340,6 +362,7 @@ impl UnderWay {
             violations: Vec::new(),
             faults: rig.faults().counts(),
             cells: rig.faults().cells(),
+            marks: rig.marks(),
             virtual_time: rig.executor().now(),
             ops: (0, 0),
             polls: rig.executor().polls(),
@@ -478,7 +501,9 @@ impl Report {
         }
         if !self.cells.is_empty() {
             let empty = activity::empty_cells(&self.cells).len();
-            let _ = writeln!(text, "{}  {empty} cells are empty", activity::table(&self.cells));
+            text += &activity::table(&self.cells);
+            text += &activity::points_table(&self.cells);
+            let _ = writeln!(text, "  {empty} cells are empty");
         }
         let (faults, marks) = self.unreached();
         for (what, names) in [("faults", faults), ("marks", marks)] {

@@ -678,6 +678,8 @@ fn observe(
         ops: 0,
         repair_delay_s: 3600,
         administered: false,
+        calm: false,
+        diskless: false,
         emptied: false,
         history: None,
     };

@@ -79,7 +79,8 @@ pub struct RealStorage {
 
 #[derive(Clone, Copy, Default)]
 struct HostState {
-    formatted: bool,
+    /// With how many disks; 0: not at all.
+    formatted: usize,
     /// How often in a row its group could not be opened.
     refused: u32,
     /// How often its disks were replaced by empty ones.
@@ -123,20 +124,22 @@ impl Storage for RealStorage {
         world: SimWorld,
     ) -> Result<Vec<(Store<SimWorld>, GroupRecord)>, String> {
         let (shape, published) = match disks.len() {
+            0 => return Err("there is no disk".into()),
             1 => (Shape::SingleTier, GroupShape::SingleTier),
             _ => (Shape::AllFlash, GroupShape::AllFlash),
         };
         let mut state = self.hosts.borrow().get(&host).copied().unwrap_or_default();
         let is_elsewhere = |disk: &SimDisk| disk.is_gone() || disk.is_misplaced();
-        if state.refused >= ATTEMPTS_MAX && !disks.iter().any(is_elsewhere) {
+        let some_elsewhere = disks.iter().any(is_elsewhere) || disks.len() < state.formatted;
+        if state.refused >= ATTEMPTS_MAX && !some_elsewhere {
             // What an administrator does: other hosts have everything.
             disks.iter().for_each(SimDisk::wipe);
             let replaced = state.replaced + 1;
-            state = HostState { formatted: false, refused: 0, replaced };
+            state = HostState { formatted: 0, refused: 0, replaced };
             self.hosts.borrow_mut().insert(host, state);
         }
         let group = GroupId(group_id(host).0 + 0x100 * state.replaced);
-        if !state.formatted {
+        if state.formatted == 0 {
             let spec = FormatSpec {
                 cluster: CLUSTER,
                 host: host_id(host),
@@ -151,20 +154,21 @@ impl Storage for RealStorage {
                 }
                 return Err(why.to_string());
             }
-            state.formatted = true;
+            state.formatted = disks.len();
             self.hosts.borrow_mut().insert(host, state);
         }
         let opened =
             Store::open(world, disks.clone(), self.spec.clone()).await.map_err(|e| e.to_string());
         // A device that hangs or is away is waited for.
-        let away = disks.iter().any(is_elsewhere)
-            || opened.as_ref().is_err_and(|why| why.contains("did not return"));
+        let away =
+            some_elsewhere || opened.as_ref().is_err_and(|why| why.contains("did not return"));
         state.refused = match &opened {
             Ok(_) => 0,
             Err(_) => state.refused + u32::from(!away),
         };
         self.hosts.borrow_mut().insert(host, state);
         let store = opened?;
+        disks.iter().for_each(SimDisk::look_at_label);
         let record = |label: &atoll_format::superblock::Superblock, disk: &SimDisk| DiskRecord {
             id: label.disk,
             path: disk.name(),

@@ -108,6 +108,12 @@ impl Hosts {
         self.wait(Nanos::from_secs(10)).await;
     }
 
+    /// Cuts what two hosts say to each other, or lets it through again.
+    fn cut(&self, a: u16, b: u16, cut: bool) {
+        self.rig.fabric().set_cut(a, b, cut);
+        self.rig.fabric().set_cut(b, a, cut);
+    }
+
     /// Kills a host, and lets the others notice.
     async fn kill(&self, host: u16) {
         self.rig.kill(host, false);
@@ -263,8 +269,7 @@ fn a_volume_does_not_grow_over_what_a_copy_keeps_that_is_left_out() {
         let other = shrunk_with_an_old_copy(&hosts, &node).await;
         // Left out without a restart: its host answers as soon as it is reached again.
         let cut = |cut| {
-            hosts.rig.fabric().set_cut(0, other, cut);
-            hosts.rig.fabric().set_cut(other, 0, cut);
+            hosts.cut(0, other, cut);
         };
         cut(true);
         hosts.wait(Nanos::from_secs(10)).await;
@@ -342,14 +347,12 @@ fn a_volume_that_an_unreachable_host_may_use_is_not_deleted() {
         let refused = node.delete_volume("v", None, false, false).await.expect_err("in use");
         assert!(matches!(refused, ManageError::InUse { .. }), "{refused}");
         // One side hears nothing of it, the other does: its client goes on.
-        hosts.rig.fabric().set_cut(0, 1, true);
-        hosts.rig.fabric().set_cut(1, 0, true);
+        hosts.cut(0, 1, true);
         hosts.wait(Nanos::from_secs(60)).await;
         let refused = node.delete_volume("v", None, false, false).await.expect_err("perhaps");
         let says = refused.to_string();
         assert!(says.contains("may be in use on host h1") && says.contains("h2 reaches"), "{says}");
-        hosts.rig.fabric().set_cut(0, 1, false);
-        hosts.rig.fabric().set_cut(1, 0, false);
+        hosts.cut(0, 1, false);
         hosts.wait(Nanos::from_secs(10)).await;
         drop(user);
         write(&other, "w", 0, 1).await;
@@ -366,6 +369,42 @@ fn a_volume_that_an_unreachable_host_may_use_is_not_deleted() {
         for name in ["v", "w"] {
             node.delete_volume(name, None, false, false).await.expect("deleted");
         }
+    });
+}
+
+/// Connections that broke are not there again in the moment in which they can be.
+#[test]
+fn a_host_that_can_be_reached_again_is_asked_again_before_anything_is_refused() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        hosts.cut(0, 1, true);
+        hosts.wait(Nanos::from_secs(60)).await;
+        let refused = node.delete_volume("v", None, false, false).await.expect_err("perhaps");
+        assert!(refused.to_string().contains("h2 reaches it"), "{refused}");
+        hosts.cut(0, 1, false);
+        node.delete_volume("v", None, false, false).await.expect("h1 says that nobody uses it");
+    });
+}
+
+/// A host that was paused has lost its connections to all the others.
+#[test]
+fn a_host_that_nobody_reached_a_moment_ago_is_asked_again_before_anything_is_refused() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        let cut = |cut| {
+            for other in [0, 2] {
+                hosts.cut(other, 1, cut);
+            }
+        };
+        cut(true);
+        hosts.wait(Nanos::from_secs(8)).await;
+        let refused = node.delete_volume("v", None, false, false).await.expect_err("perhaps");
+        assert!(refused.to_string().contains("try again in"), "{refused}");
+        cut(false);
+        node.delete_volume("v", None, false, false).await.expect("h2 says that nobody uses it");
     });
 }
 
@@ -499,6 +538,67 @@ fn an_import_that_nobody_goes_on_with_does_not_keep_its_volume() {
     });
 }
 
+/// A discard of what was never written is an operation that no copy shows.
+#[test]
+fn a_copy_that_was_brought_up_to_date_with_a_discard_lacks_nothing_at_the_next_takeover() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 8 * MIB).await;
+        write(&node, "v", 0, 1).await;
+        let away = other_copy(&node, "v").await;
+        let third = usize::from(3 - away);
+        hosts.kill(away).await;
+        write(&node, "v", 0, 2).await;
+        let volume = node.open("v").await.expect("opens");
+        volume.discard(4 * MIB, MIB).await.expect("discarded");
+        hosts.rig.start(away);
+        hosts.wait(Nanos::from_secs(30)).await;
+        volume.flush().await.expect("flushed");
+        hosts.wait(Nanos::from_secs(5)).await;
+        hosts.kill(0).await;
+        assert_eq!(read(&hosts.node(third), "v", 0).await, 2);
+        hosts.wait(Nanos::from_secs(5)).await;
+        let at = [third, usize::from(away)];
+        let told = at.map(|h| hosts.node(h).local_events(EventMark::default(), 10_000));
+        let told: Vec<_> = told.iter().flatten().map(|e| &e.kind[..]).collect();
+        assert!(told.contains(&"took-over") && !told.contains(&"writes-lost"), "{told:?}");
+    });
+}
+
+/// A host that one other cannot reach is not away: what it has locked stays locked.
+#[test]
+fn a_lock_of_a_host_that_another_one_reaches_stays() {
+    with(3, |hosts| async move {
+        make(&hosts.node(0), "v", MIB).await;
+        let lock = hosts.node(2).lock_for_import("v", false, 0, false).await.expect("empty");
+        let client = hosts.node(2).open(&lock.export).await.expect("opens");
+        // The first host is the one that removes what is left over.
+        hosts.cut(0, 2, true);
+        hosts.wait(Nanos::from_secs(90)).await;
+        let refused = hosts.node(0).delete_volume("v", None, false, false).await;
+        assert!(matches!(refused, Err(ManageError::Locked { .. })), "{refused:?}");
+        assert!(hosts.node(1).open("v").await.is_err(), "opened beside an import");
+        drop(client);
+    });
+}
+
+/// Nor is every other host away for one that can reach nobody but the directory.
+#[test]
+fn a_host_that_reaches_nobody_takes_no_locks_away() {
+    with(3, |hosts| async move {
+        make(&hosts.node(0), "v", MIB).await;
+        let lock = hosts.node(2).lock_for_import("v", false, 0, false).await.expect("empty");
+        let client = hosts.node(2).open(&lock.export).await.expect("opens");
+        for other in [1, 2] {
+            hosts.cut(0, other, true);
+        }
+        hosts.wait(Nanos::from_secs(90)).await;
+        let refused = hosts.node(1).open("v").await.map(|_| ()).expect_err("locked");
+        assert!(refused.to_string().contains("import"), "{refused}");
+        drop(client);
+    });
+}
+
 /// An owner that stands still carries nothing out later that was given up meanwhile.
 #[test]
 fn a_shrink_without_an_answer_is_not_carried_out_later() {
@@ -544,6 +644,27 @@ fn a_shrink_without_an_answer_is_not_carried_out_later() {
             hosts.wait(Nanos::from_secs(10)).await;
             node.delete_volume(&name, None, false, false).await.expect("deleted");
         }
+    });
+}
+
+/// The first attempt to take a lock was taken for lost, the second one took it, and it was given
+/// back: then the first one arrives. Its host lives, and is not the one that tidies for others.
+#[test]
+fn a_lock_that_is_taken_late_goes_again() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        let id = make(&node, "v", 8 * MIB).await;
+        let holder = hosts.node(2);
+        let lock = holder.lock_for_import("v", false, 0, false).await.expect("locked");
+        let late =
+            hosts.rig.directory().state().list(&key::lock(id)).expect("a good prefix").entries;
+        holder.unlock_import("v", lock.token).await.expect("free");
+        let changes = late.into_iter().map(|e| Change::Put(e.key, e.value)).collect();
+        hosts.rig.directory().apply(&Txn { compares: vec![], changes }).expect("done");
+        let deleted = node.delete_volume("v", None, false, false).await;
+        assert!(matches!(deleted, Err(ManageError::Locked { .. })), "{deleted:?}");
+        hosts.wait(Nanos::from_secs(12)).await;
+        node.delete_volume("v", None, false, false).await.expect("free again");
     });
 }
 
@@ -638,7 +759,10 @@ fn a_host_that_stopped_in_order_does_not_keep_volumes() {
         }
         hosts.node(2).stop().await;
         hosts.kill(2).await;
+        let began = hosts.rig.executor().now();
         node.delete_volume("v", None, false, false).await.expect("deleted");
+        let took = hosts.rig.executor().now().since(began);
+        assert!(took < Nanos::from_secs(2), "it was waited for: {took}");
         // It is there again, and dies without a word.
         assert_eq!(hosts.keys("stopped/").len(), 1);
         hosts.rig.start(2);

@@ -97,6 +97,8 @@ fn play_on<T: Storage>(rig: &Rig, history: u64, made: Made, storage: T) -> Vec<S
         ops: OPS,
         repair_delay_s: 3600,
         administered: false,
+        calm: false,
+        diskless: false,
         emptied: false,
         history: Some(history),
     };

@@ -156,6 +156,25 @@ fn a_restart_is_no_other_life_and_takes_no_time() {
 }
 
 #[test]
+fn two_that_cannot_see_each_other_are_told_by_a_third() {
+    with(4, |hosts| async move {
+        hosts.start(0).await;
+        hosts.start(1).await;
+        let (rig, directory) = (hosts.rig.clone(), hosts.rig.directory().clone());
+        directory.set_cut(1, true);
+        for (from, to) in [(1, 2), (2, 1)] {
+            rig.fabric().set_cut(from, to, true);
+        }
+        hosts.start(2).await;
+        assert!(!hosts.has_ended(1) && !hosts.has_ended(2), "neither can know");
+        assert!(hosts.said(0, "host-twice"), "the third one talks with both in turn");
+        directory.set_cut(1, false);
+        hosts.wait(SETTLED).await;
+        assert!(hosts.has_ended(1) && !hosts.has_ended(2));
+    });
+}
+
+#[test]
 fn whatever_happens_at_most_one_of_two_goes_on() {
     for seed in 0..40 {
         with(seed, move |hosts| async move {

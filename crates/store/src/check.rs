@@ -56,7 +56,7 @@ pub async fn check<W: World>(world: &W, disks: Vec<W::Disk>) -> Result<CheckRepo
             Device::new(world.clone(), f.disk, name, deadline, Notify::default())
         })
         .collect();
-    let memory = memory(&geometry, &OpenSpec::default());
+    let memory = memory(world, &geometry, &OpenSpec::default());
     let recovered = recover::recover(&devices, geometry, memory).await?;
     let state = recovered.state;
     let mut report =
@@ -214,6 +214,11 @@ impl State {
                     let owns_slot = entry.slot != NONE || hot.extra_slot().is_some();
                     if raw && !owns_slot && !hot.slot_reserved && !self.round_under_way {
                         return Err(format!("chunk {chunk} of {} has no slot set aside", c.id));
+                    }
+                    let has_room = (is_present(&entry) || hot.entry_reserved)
+                        && (entry.page != NONE || hot.page_reserved);
+                    if raw && !has_room && !self.round_under_way {
+                        return Err(format!("chunk {chunk} of {} has no page set aside", c.id));
                     }
                     if hot.is_settled() && hot.overlay.is_empty() {
                         return Err(format!("chunk {chunk} of {} should be forgotten", c.id));

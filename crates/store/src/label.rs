@@ -5,6 +5,7 @@
 
 use atoll_format::superblock::{MAGIC, SECOND_FROM_END, Superblock, SuperblockError};
 use atoll_format::units::{BLOCK, BLOCK_LEN, CHUNK};
+use atoll_world::buf::is_zero;
 use atoll_world::{Buf, Disk, Durability};
 use std::io;
 
@@ -79,7 +80,7 @@ pub async fn inspect<D: Disk>(disk: &D) -> io::Result<Inspection> {
         (Err(e), _) => return Err(e),
         (Ok((head, tail)), Err(e)) => {
             second = Err(e);
-            head.iter().chain(tail.iter()).any(|&byte| byte != 0)
+            !is_zero(&head) || !is_zero(&tail)
         }
     };
     let worse = |e: &SuperblockError| {

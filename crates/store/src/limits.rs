@@ -157,6 +157,10 @@ pub const CACHE_DEFAULT_MIN: u64 = 32 << 20;
 pub const OVERLAY_PER_TIB: u64 = 4 << 20;
 /// Smallest bound of dirty block records: 1 MiB.
 pub const OVERLAY_MIN: u64 = 64 << 10;
+/// The least of both in simulation, now and then: pages and blocks.
+pub const CACHE_SMALL: usize = 256 << 10;
+/// As above.
+pub const OVERLAY_SMALL: usize = 4 << 10;
 /// Bytes of memory of one block in the log's index.
 pub const INDEX_ENTRY_BYTES: u64 = 16;
 /// And what its chunk's list of them may take for it: one that has just grown is half empty.

@@ -63,6 +63,8 @@ pub(crate) enum Effect {
     },
     Complete {
         local: u32,
+        /// It has every operation up to this one.
+        up_to: Seq,
     },
     SetTickets {
         local: u32,
@@ -292,7 +294,8 @@ fn next<W: World>(group: &Group<W>, marker: bool) -> Next {
     } else if !marker && state.index_blocks >= state.index_max {
         return Next::IndexFull;
     }
-    build(&mut state, &mut queue, group.journal.borrow().durable_seq)
+    let most = group.world.bound(limits::BATCH_OPS as usize, 3) as u32;
+    build(&mut state, &mut queue, group.journal.borrow().durable_seq, most)
 }
 
 /// Takes out operations whose bytes were lost: their senders' end is the answer.
@@ -309,7 +312,8 @@ fn drop_lost(state: &mut State, queue: &mut LogQueue) {
     }
 }
 
-fn build(state: &mut State, queue: &mut LogQueue, journal_to: u64) -> Next {
+/// At most `most` operations, if one is no more than that.
+fn build(state: &mut State, queue: &mut LogQueue, journal_to: u64, most: u32) -> Next {
     let geometry = &state.geometry;
     let (mut ops, mut crcs, mut blocks) = (0, 0, 0);
     let room = geometry.segment_len - state.head_offset;
@@ -320,6 +324,7 @@ fn build(state: &mut State, queue: &mut LogQueue, journal_to: u64) -> Next {
         let (o, c, b) = (ops + o, crcs + c, blocks + b);
         let len = (u64::from(header_blocks(o + hints, c)) + u64::from(b)) * BLOCK;
         if o > limits::BATCH_OPS
+            || take > 0 && o > most
             || c > limits::BATCH_CRCS
             || b > geometry.batch_blocks
             || len + queue.footer.len_after(o + hints, c) > room
@@ -376,6 +381,10 @@ fn assemble(state: &mut State, queue: &mut LogQueue, take: usize, journal_to: u6
         payload_blocks,
         head_crc: 0,
     };
+    let end =
+        state.head_offset + (u64::from(head.header_blocks) + u64::from(payload_blocks)) * BLOCK;
+    let end = end + queue.footer.len_after(n, c);
+    assert!(end <= geometry.segment_len, "a batch and the footer behind it stay in their segment");
     let mut header = BufMut::for_overwrite(head.header_blocks as usize * BLOCK_LEN);
     let list = HEAD_LEN + ops.len() * DESCRIPTOR_LEN;
     header[HEAD_LEN..list].copy_from_slice(ops.as_bytes());
@@ -478,7 +487,11 @@ fn encode(
             d.epoch = epoch.0.into();
             ops.push(d);
         }
-        Effect::Complete { local } => ops.push(descriptor(LogKind::Complete, *local)),
+        Effect::Complete { local, up_to } => {
+            let mut d = descriptor(LogKind::Complete, *local);
+            d.seq = up_to.0.into();
+            ops.push(d);
+        }
         Effect::Attach { local, session, incomplete } => {
             let mut d = descriptor(LogKind::Attach, *local);
             if let Some(above) = incomplete {

@@ -136,15 +136,22 @@ impl<W: World> Store<W> {
     /// # Errors
     /// See [`OpenError`].
     pub async fn open(world: W, disks: Vec<W::Disk>, spec: OpenSpec) -> Result<Self, OpenError> {
-        let mut found = sort_out(disks, &spec).await?;
-        for one in &mut found {
-            one.repair_label().await.map_err(|e| OpenError::Io(e.to_string()))?;
-        }
+        let deadline = spec.io_deadline.unwrap_or(limits::IO_DEADLINE);
+        let labels = async {
+            let mut found = sort_out(disks, &spec).await?;
+            for one in &mut found {
+                one.repair_label().await.map_err(|e| OpenError::Io(e.to_string()))?;
+            }
+            Ok::<_, OpenError>(found)
+        };
+        // A handful of small requests: more than one of them may take long.
+        let labels = world.timeout_at(world.now() + deadline * 2, labels).await;
+        let silent = || OpenError::Io(format!("its labels did not return in {}", deadline * 2));
+        let found = labels.map_err(|_| silent())??;
         let (disks, labels): (Vec<W::Disk>, Vec<Superblock>) =
             found.into_iter().map(|f| (f.disk, f.label)).unzip();
         let geometry = geometry(&labels)?;
         let health = Notify::default();
-        let deadline = spec.io_deadline.unwrap_or(limits::IO_DEADLINE);
         let devices: Vec<Device<W>> = disks
             .iter()
             .zip(&labels)
@@ -153,7 +160,7 @@ impl<W: World> Store<W> {
                 Device::new(world.clone(), disk.clone(), name, deadline, health.clone())
             })
             .collect();
-        let memory = memory(&geometry, &spec);
+        let memory = memory(&world, &geometry, &spec);
         let half_a_journal = geometry.journal.len / 2;
         let found = recover::recover(&devices, geometry, memory).await?;
         // What it has read may be in a device's cache only: a write that failed, say, or one of a
@@ -383,16 +390,18 @@ pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
     })
 }
 
-pub(crate) fn memory(geometry: &Geometry, spec: &OpenSpec) -> Memory {
+pub(crate) fn memory<W: World>(world: &W, geometry: &Geometry, spec: &OpenSpec) -> Memory {
+    let least = |usual: u64, small| world.bound(usual as usize, small) as u64;
     let capacity: u64 = geometry.capacity.iter().map(|c| c.slots.len).sum();
     let per_tib = |amount: u64| ((u128::from(amount) * u128::from(capacity)) >> 40) as u64;
-    let cache_bytes =
-        spec.cache_bytes.unwrap_or(per_tib(limits::CACHE_PER_TIB).max(limits::CACHE_DEFAULT_MIN));
-    let cache_bytes = cache_bytes.max(limits::CACHE_MIN);
+    let cache_bytes = spec.cache_bytes.unwrap_or(
+        per_tib(limits::CACHE_PER_TIB).max(least(limits::CACHE_DEFAULT_MIN, limits::CACHE_SMALL)),
+    );
+    let cache_bytes = cache_bytes.max(least(limits::CACHE_MIN, limits::CACHE_SMALL));
     let overlay_blocks = spec
         .dirty_bytes
         .map_or(per_tib(limits::OVERLAY_PER_TIB), |b| b / limits::OVERLAY_ENTRY_BYTES)
-        .max(limits::OVERLAY_MIN);
+        .max(least(limits::OVERLAY_MIN, limits::OVERLAY_SMALL));
     // As many blocks as the log can hold payload; records without payload count the same.
     let index_blocks = geometry.log_bytes() / BLOCK;
     Memory { cache_bytes, overlay_blocks, index_blocks }

@@ -552,7 +552,10 @@ impl State {
                 c.queued_fence = c.queued_fence.max(c.promise.fenced);
                 c.queued_session = c.queued_session.max(c.session);
             }
-            LogKind::Complete => c.incomplete = None,
+            LogKind::Complete => {
+                c.incomplete = None;
+                c.promise.newest = c.promise.newest.max(Seq(op.seq.get()));
+            }
             LogKind::Grow => {
                 let blocks = op.block.get().max(c.spec.blocks);
                 c.spec.blocks = blocks;

@@ -473,8 +473,16 @@ impl<W: World> Components for Store<W> {
         Ok(self.group.state.borrow().find(id)?.promise)
     }
 
-    async fn complete(&self, id: ComponentId, session: Session) -> Result<(), StoreError> {
+    async fn complete(
+        &self,
+        id: ComponentId,
+        session: Session,
+        up_to: Seq,
+    ) -> Result<(), StoreError> {
         self.admit()?;
+        if up_to.0 > SEQ_MAX {
+            return Err(StoreError::Malformed("seq"));
+        }
         let local = {
             let state = self.group.state.borrow();
             let c = state.find(id)?;
@@ -482,7 +490,7 @@ impl<W: World> Components for Store<W> {
             check_lost(c)?;
             c.local
         };
-        let wait = self.queue(Effect::Complete { local })?;
+        let wait = self.queue(Effect::Complete { local, up_to })?;
         self.durable(wait).await
     }
 

@@ -154,6 +154,7 @@ fn what_is_being_brought_up_to_date_says_so_until_it_is_complete_whatever_happen
     let session = |attach| Session { epoch: Epoch(1), attach };
     let mut images = formatted(1);
     let mut rng = Rng(7);
+    let newest = std::cell::Cell::new(Seq(0));
     // Power is lost at once, after the log has gone home, and after a checkpoint.
     for (round, pass) in (0u32..).zip([0, 5, 70]) {
         let at = |step| session(2 + 10 * round + step);
@@ -166,9 +167,10 @@ fn what_is_being_brought_up_to_date_says_so_until_it_is_complete_whatever_happen
                 }
                 if attach == at(4) {
                     let open = store.status(ID).expect("there").session;
-                    let old = store.complete(ID, attach).await;
+                    let old = store.complete(ID, attach, Seq(0)).await;
                     assert_eq!(old, Err(StoreError::Session { open }), "not in another one");
-                    store.complete(ID, open).await.expect("complete");
+                    newest.set(Seq((1 << 40) + u64::from(round)));
+                    store.complete(ID, open, newest.get()).await.expect("complete");
                 } else {
                     store.open_session(ID, attach, above.map(Seq)).await.expect("attached");
                 }
@@ -176,7 +178,9 @@ fn what_is_being_brought_up_to_date_says_so_until_it_is_complete_whatever_happen
             m.world.pass(Nanos::from_secs(pass));
             let images = m.crash(rng);
             let m = Machine::new(99, &images);
-            (m.store().status(ID).expect("there").incomplete, images)
+            let status = m.store().status(ID).expect("there");
+            assert_eq!(status.promise.newest, newest.get(), "all up to that has come");
+            (status.incomplete, images)
         };
         // A session for something else changes nothing; the lowest stays.
         let steps = [

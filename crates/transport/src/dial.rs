@@ -82,7 +82,8 @@ async fn open<W: World, S: Service>(
             Ok(Ok(welcome)) => {
                 let version = welcome.version_max;
                 let heard = Rc::new(Cell::new(inner.world.now()));
-                return Ok((Link { conn, serial: inner.serial(), version, heard }, welcome));
+                let (serial, life) = (inner.serial(), welcome.incarnation);
+                return Ok((Link { conn, serial, life, version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {
                 inner.count(|c| c.handshakes_refused += 1);
@@ -157,7 +158,7 @@ async fn read<W: World, S: Service>(
 ) {
     while let Ok(packet) = link.conn.recv().await {
         let Some(head) = inner.checked(&packet) else { return };
-        inner.heard(peer, head.load);
+        inner.heard_over(link, peer, head.load);
         link.heard.set(inner.world.now());
         let kib = u64::from(head.payload_len >> 10);
         inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;

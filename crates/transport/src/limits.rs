@@ -4,12 +4,16 @@ use atoll_format::frame::{BODY_MAX, PAYLOAD_MAX};
 use atoll_world::Nanos;
 
 /// Requests of one connection that may be unanswered at once. At 100 us a request that is ten
-/// million requests a second: never the bottleneck.
+/// million requests a second: never the bottleneck. Half of them for requests that lead on.
 pub const WINDOW_REQUESTS: u32 = 1024;
 /// Bytes that the unanswered requests of one connection and their replies may have together.
 /// 64 MiB are 20 ms of a 25 Gbit/s link, many times what its round trip needs. 64 hosts on three
 /// lanes could ask for 12 GiB only if every one of them filled every window of one host.
 pub const WINDOW_BYTES: u64 = 64 << 20;
+/// And in simulation, now and then: full at every step. Bytes for the largest request.
+pub(crate) const WINDOW_REQUESTS_SMALL: usize = 2;
+/// As above.
+pub(crate) const WINDOW_BYTES_SMALL: usize = 5 << 20;
 /// Calls to one (peer, lane) that wait for the window or the connection; more are refused.
 pub const WAITING_CALLS_MAX: usize = 4 * WINDOW_REQUESTS as usize;
 /// Bytes of those calls.

@@ -38,6 +38,14 @@ pub trait Message: Sized + 'static {
     fn reply_bytes(&self) -> u64 {
         0
     }
+
+    /// For a request: whether its handler may call other hosts before it answers. Such requests
+    /// take half of a window at most, so that hosts which fill each other's windows with them do
+    /// not wait for each other: what they wait for has the rest. That should not lead on itself:
+    /// else only deadlines end such a wait.
+    fn leads_on(&self) -> bool {
+        false
+    }
 }
 
 /// What was received is not a message of this service; says what is wrong with it.

@@ -26,6 +26,8 @@ pub(crate) struct Call<T> {
     pub(crate) message: Encoded,
     /// What it takes of the window.
     pub(crate) cost: u64,
+    /// See [`Message::leads_on`](crate::message::Message::leads_on).
+    pub(crate) leads_on: bool,
     pub(crate) deadline: Nanos,
     pub(crate) answer: Answer<T>,
     /// Of its stage, if that is noted.
@@ -34,6 +36,7 @@ pub(crate) struct Call<T> {
 
 struct Sent<T> {
     cost: u64,
+    leads_on: bool,
     deadline: Nanos,
     begun: Option<Nanos>,
     /// None once its deadline has passed.
@@ -59,10 +62,12 @@ enum Link {
 
 pub(crate) struct Outgoing<T> {
     link: Link,
-    waiting: VecDeque<Call<T>>,
+    /// Calls that lead on are the second of each pair.
+    waiting: [VecDeque<Call<T>>; 2],
     waiting_bytes: u64,
     sent: BTreeMap<u64, Sent<T>>,
-    sent_bytes: u64,
+    /// How many of them, and what they take of the window.
+    taken: [(usize, u64); 2],
     /// Of the next request; starts at 1 on each connection.
     next_id: u64,
     /// No call has an earlier deadline.
@@ -83,10 +88,10 @@ impl<T> Outgoing<T> {
     pub(crate) fn new() -> Self {
         Self {
             link: Link::Opening,
-            waiting: VecDeque::new(),
+            waiting: [VecDeque::new(), VecDeque::new()],
             waiting_bytes: 0,
             sent: BTreeMap::new(),
-            sent_bytes: 0,
+            taken: [(0, 0); 2],
             next_id: 1,
             earliest: Nanos::NEVER,
         }
@@ -106,36 +111,43 @@ impl<T> Outgoing<T> {
         if let Link::Failing(error) = &self.link {
             return Err((call.answer, error.clone()));
         }
-        if self.waiting.len() >= WAITING_CALLS_MAX
-            || self.waiting_bytes + call.cost > WAITING_BYTES_MAX
-        {
+        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
+        if waiting >= WAITING_CALLS_MAX || self.waiting_bytes + call.cost > WAITING_BYTES_MAX {
             return Err((call.answer, CallError::Unreachable));
         }
         self.waiting_bytes += call.cost;
         self.earliest = self.earliest.min(call.deadline);
-        self.waiting.push_back(call);
+        self.waiting[usize::from(call.leads_on)].push_back(call);
         Ok(())
     }
 
     /// The next call to send now, if the link and the window allow one, with its request id.
     pub(crate) fn next(&mut self) -> Option<(u64, Encoded)> {
         let Link::Up(window) = self.link else { return None };
-        let cost = self.waiting.front()?.cost;
+        // Those that lead on come first, one always and else up to half of the window: the others
+        // have at least the rest. They wait for nobody but their own handlers, so whatever is full
+        // becomes free again.
+        let is_next = |call: &Call<T>| {
+            let (requests, bytes) = self.taken[1];
+            let half = Window { requests: window.requests / 2, bytes: window.bytes / 2 };
+            requests == 0 || requests < half.requests as usize && bytes + call.cost <= half.bytes
+        };
+        let of = usize::from(self.waiting[1].front().is_some_and(is_next));
+        let cost = self.waiting[of].front()?.cost;
+        let bytes = self.taken[0].1 + self.taken[1].1 + cost;
         // One request always fits: a peer with a tiny window gets them one by one.
-        let full =
-            self.sent.len() >= window.requests as usize || self.sent_bytes + cost > window.bytes;
+        let full = self.sent.len() >= window.requests as usize || bytes > window.bytes;
         if full && !self.sent.is_empty() {
             return None;
         }
-        let call = self.waiting.pop_front().expect("just looked at");
+        let call = self.waiting[of].pop_front().expect("just looked at");
         let id = self.next_id;
         self.next_id += 1;
-        self.waiting_bytes -= cost;
-        self.sent_bytes += cost;
-        let (deadline, begun, answer) = (call.deadline, call.begun, Some(call.answer));
-        let sent = Sent { cost, deadline, begun, answer };
-        self.sent.insert(id, sent);
-        Some((id, call.message))
+        self.waiting_bytes -= call.cost;
+        self.taken[of] = (self.taken[of].0 + 1, self.taken[of].1 + call.cost);
+        let Call { message, cost, leads_on, deadline, answer, begun } = call;
+        self.sent.insert(id, Sent { cost, leads_on, deadline, begun, answer: Some(answer) });
+        Some((id, message))
     }
 
     /// A reply (or a refusal) of that request arrived: its part of the window is free again.
@@ -143,7 +155,8 @@ impl<T> Outgoing<T> {
         let first = self.sent.keys().next().copied().unwrap_or(id);
         let id = if mutant!("outgoing.reply_to_the_oldest") { first } else { id };
         let Some(sent) = self.sent.remove(&id) else { return Found::Unknown };
-        self.sent_bytes -= sent.cost;
+        let taken = &mut self.taken[usize::from(sent.leads_on)];
+        *taken = (taken.0 - 1, taken.1 - sent.cost);
         match sent.answer {
             Some(answer) => Found::Caller(answer, sent.begun),
             None => Found::Late,
@@ -178,8 +191,9 @@ impl<T> Outgoing<T> {
         if mutant!("outgoing.sent_counts_as_unsent") {
             out.iter_mut().for_each(|(_, error)| *error = CallError::Unreachable);
         }
-        out.extend(self.waiting.drain(..).map(|c| (c.answer, unsent.clone())));
-        (self.sent_bytes, self.waiting_bytes) = (0, 0);
+        let waiting = self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..));
+        out.extend(waiting.map(|c| (c.answer, unsent.clone())));
+        (self.taken, self.waiting_bytes) = ([(0, 0); 2], 0);
         self.earliest = Nanos::NEVER;
         out
     }
@@ -203,13 +217,13 @@ impl<T> Outgoing<T> {
                 self.earliest = self.earliest.min(sent.deadline);
             }
         }
-        for call in std::mem::take(&mut self.waiting) {
+        for call in self.waiting.iter_mut().flat_map(std::mem::take).collect::<Vec<_>>() {
             if call.deadline <= now {
                 self.waiting_bytes -= call.cost;
                 out.push((call.answer, CallError::Unreachable));
             } else {
                 self.earliest = self.earliest.min(call.deadline);
-                self.waiting.push_back(call);
+                self.waiting[usize::from(call.leads_on)].push_back(call);
             }
         }
         out
@@ -236,7 +250,8 @@ mod tests {
             payload: vec![],
             payload_checked_by_receiver: false,
         };
-        (Call { message, cost, deadline: Nanos(deadline), answer, begun: None }, heard)
+        let deadline = Nanos(deadline);
+        (Call { message, cost, leads_on: false, deadline, answer, begun: None }, heard)
     }
 
     fn push(out: &mut Outgoing<u8>, cost: u64, deadline: u64) -> Heard {
@@ -323,5 +338,24 @@ mod tests {
         let mut out = Outgoing::new();
         let _kept = push(&mut out, WAITING_BYTES_MAX, 1);
         assert_eq!(out.push(call(1, 1).0).unwrap_err().1, CallError::Unreachable);
+    }
+
+    #[test]
+    fn what_leads_on_leaves_half_of_the_window_to_what_it_waits_for() {
+        let mut out = Outgoing::new();
+        out.on_up(Window { requests: 4, bytes: 200 });
+        let mut push = |leads_on, cost| {
+            let (mut call, _) = call(cost, 9);
+            call.leads_on = leads_on;
+            assert!(out.push(call).is_ok());
+            std::iter::from_fn(|| out.next()).count()
+        };
+        assert_eq!((push(true, 60), push(true, 60), push(true, 10)), (1, 0, 0));
+        assert_eq!((push(false, 100), push(false, 40), push(false, 1)), (1, 1, 0));
+        // They are next when there is room for them, whatever else waits.
+        assert!(matches!(out.on_reply(1), Found::Caller(..)));
+        assert_eq!(out.next().map(|(id, _)| id), Some(4));
+        assert_eq!(out.taken, [(2, 140), (1, 60)]);
+        assert!(out.next().is_none(), "a third one does not fit, and its half has room");
     }
 }

@@ -7,10 +7,10 @@
 use crate::error::{CallError, PeerState, TransportCounters};
 use crate::limits::{
     LANE_LOST_AFTER, LOCAL_CALLS_MAX, LOST_AFTER, PEERS_MAX, PING_EVERY, REQUEST_OVERHEAD,
-    TWINS_MAX, WINDOW_REQUESTS,
+    TWINS_MAX, WINDOW_BYTES, WINDOW_BYTES_SMALL, WINDOW_REQUESTS, WINDOW_REQUESTS_SMALL,
 };
 use crate::message::{Message, Service};
-use crate::outgoing::{Answer, Call, Outgoing};
+use crate::outgoing::{Answer, Call, Outgoing, Window};
 use crate::{dial, serve};
 use atoll_format::frame::{BODY_MAX, FrameHead, FrameKind, Hello, PAYLOAD_MAX, VERSION_HANDSHAKE};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
@@ -105,8 +105,10 @@ pub(crate) struct Peer<W: World, S: Service> {
     /// What it opened to us.
     accepted: RefCell<[Option<Link<W>>; 3]>,
     incarnation: Cell<Option<Incarnation>>,
-    /// The one before.
-    before: Cell<Option<Incarnation>>,
+    /// The life that has spoken behind a handshake last, the first connection over which it did,
+    /// and the life before it.
+    spoke: Cell<Option<(Incarnation, u64)>>,
+    spoke_before: Cell<Option<Incarnation>>,
     last_heard: Cell<Option<Nanos>>,
     /// Silence is counted from here.
     silent_since: Cell<Nanos>,
@@ -125,6 +127,8 @@ pub(crate) struct Link<W: World> {
     pub(crate) conn: ConnOf<W>,
     /// Tells connections apart.
     pub(crate) serial: u64,
+    /// Of the peer's process, as it said itself.
+    pub(crate) life: Incarnation,
     /// What the handshake agreed on.
     pub(crate) version: u16,
     /// When something last came, or was not yet due.
@@ -295,6 +299,15 @@ impl<W: World, S: Service> Inner<W, S> {
         }
     }
 
+    /// What the peers may have unanswered here at once, over each connection.
+    pub(crate) fn window(&self) -> Window {
+        let bound = |usual, small| self.world.bound(usual, small) as u64;
+        Window {
+            requests: bound(WINDOW_REQUESTS as usize, WINDOW_REQUESTS_SMALL) as u32,
+            bytes: bound(WINDOW_BYTES as usize, WINDOW_BYTES_SMALL),
+        }
+    }
+
     /// How busy this host is, 0-255.
     fn load(&self) -> u8 {
         let load = u64::from(self.serving.get()) * 255 / u64::from(WINDOW_REQUESTS);
@@ -382,7 +395,8 @@ impl<W: World, S: Service> Inner<W, S> {
             lanes: [lane(), lane(), lane()],
             accepted: RefCell::new([None, None, None]),
             incarnation: Cell::new(None),
-            before: Cell::new(None),
+            spoke: Cell::new(None),
+            spoke_before: Cell::new(None),
             last_heard: Cell::new(None),
             silent_since: Cell::new(self.world.now()),
             round_trip: Cell::new(None),
@@ -390,6 +404,26 @@ impl<W: World, S: Service> Inner<W, S> {
         });
         peers.insert(host, peer.clone());
         Some(peer)
+    }
+
+    /// A valid frame of `peer` arrived behind the handshake of `link`.
+    pub(crate) fn heard_over(&self, link: &Link<W>, peer: &Peer<W, S>, load: u8) {
+        self.heard(peer, load);
+        let last = peer.spoke.get();
+        if last.is_some_and(|(life, _)| life == link.life) {
+            return;
+        }
+        // A process that has ended does not come back. Its part of a handshake may: it was on the
+        // way, or waited here, since before. What it says after our part of it was said alive.
+        if let Some((life, serial)) = last {
+            if link.serial < serial {
+                return;
+            }
+            if peer.spoke_before.replace(Some(life)) == Some(link.life) {
+                self.twin(Twin::Alternates { host: peer.host });
+            }
+        }
+        peer.spoke.set(Some((link.life, link.serial)));
     }
 
     /// A valid frame of `peer` arrived.
@@ -404,23 +438,13 @@ impl<W: World, S: Service> Inner<W, S> {
     pub(crate) fn met(&self, peer: &Peer<W, S>, incarnation: Incarnation) {
         let last = peer.incarnation.replace(Some(incarnation));
         if last.is_some_and(|last| last != incarnation) {
-            if peer.before.replace(last) == Some(incarnation) {
-                // A process that has ended does not come back.
-                self.twin(Twin::Alternates { host: peer.host });
-            }
             self.close_all(peer, "another life of this host has connected");
         }
         self.changed.notify_all();
     }
 
     /// A connection out is ready.
-    pub(crate) fn lane_up(
-        &self,
-        peer: &Peer<W, S>,
-        lane: Lane,
-        link: Link<W>,
-        window: crate::outgoing::Window,
-    ) {
+    pub(crate) fn lane_up(&self, peer: &Peer<W, S>, lane: Lane, link: Link<W>, window: Window) {
         let out = &peer.lanes[lane as usize];
         *out.link.borrow_mut() = Some(link);
         out.calls.borrow_mut().on_up(window);
@@ -559,7 +583,7 @@ impl<W: World, S: Service> Inner<W, S> {
         let Some(peer) = peer.filter(|p| !p.endpoints.borrow().is_empty()) else {
             return refuse(CallError::Unreachable);
         };
-        let reply_bytes = request.reply_bytes();
+        let (reply_bytes, leads_on) = (request.reply_bytes(), request.leads_on());
         let message = request.encode();
         let (body, payload) = (message.body.len() as u64, total_len(&message.payload) as u64);
         if body > u64::from(BODY_MAX) || payload > u64::from(PAYLOAD_MAX) {
@@ -570,7 +594,7 @@ impl<W: World, S: Service> Inner<W, S> {
         let cost = cost(body, payload, reply_bytes);
         let pushed = {
             let mut calls = peer.lanes[lane as usize].calls.borrow_mut();
-            calls.push(Call { message, cost, deadline, answer, begun })
+            calls.push(Call { message, cost, leads_on, deadline, answer, begun })
         };
         if let Err((_, error)) = pushed {
             return refuse(error);

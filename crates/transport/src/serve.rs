@@ -3,10 +3,7 @@
 //! Requests are handled in one task per connection. Each new handler is polled once, in the order
 //! of arrival, before the next packet is taken; replies of one turn leave together.
 
-use crate::limits::{
-    ACCEPT_PAUSE, CONNECT_WITHIN, CPU_PER_FRAME, CPU_PER_KIB, HANDSHAKES_MAX, WINDOW_BYTES,
-    WINDOW_REQUESTS,
-};
+use crate::limits::{ACCEPT_PAUSE, CONNECT_WITHIN, CPU_PER_FRAME, CPU_PER_KIB, HANDSHAKES_MAX};
 use crate::message::{Message, Service};
 use crate::peers::{ConnOf, Inner, Link, Peer, Twin, cost};
 use atoll_format::frame::{
@@ -75,7 +72,8 @@ async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) 
         return refuse(&inner, &conn, &why).await;
     };
     let heard = Rc::new(Cell::new(inner.world.now()));
-    let link = Link { conn: conn.clone(), serial: inner.serial(), version, heard };
+    let (serial, life) = (inner.serial(), hello.incarnation);
+    let link = Link { conn: conn.clone(), serial, life, version, heard };
     inner.met(&peer, hello.incarnation);
     inner.heard(&peer, head.load);
     inner.accepted(&peer, lane, link.clone());
@@ -83,8 +81,8 @@ async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) 
         version_min: version,
         version_max: version,
         features: FEATURES & hello.features,
-        window_requests: WINDOW_REQUESTS,
-        window_bytes: WINDOW_BYTES,
+        window_requests: inner.window().requests,
+        window_bytes: inner.window().bytes,
         ..inner.hello(hello.from, lane)
     };
     let body = answer.encode();
@@ -203,7 +201,7 @@ async fn serve<W: World, S: Service>(
         let mut reader = pin!(async {
             while let Ok(packet) = link.conn.recv().await {
                 let Some(head) = inner.checked(&packet) else { break };
-                inner.heard(peer, head.load);
+                inner.heard_over(link, peer, head.load);
                 if serving.on_packet(&head, packet).await.is_err() {
                     break;
                 }
@@ -268,7 +266,8 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         let cost = cost(body, payload, reply_bytes);
         let data = (payload + reply_bytes) as usize;
         let (requests, bytes) = (self.requests.get() + 1, self.bytes.get() + cost);
-        if requests > WINDOW_REQUESTS || bytes > WINDOW_BYTES {
+        let window = self.inner.window();
+        if requests > window.requests || bytes > window.bytes {
             // More than this side has ever allowed.
             return self.bad();
         }

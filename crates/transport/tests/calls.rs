@@ -16,6 +16,8 @@ use world::{Lab, LabConn, LabWorld};
 const A: HostId = HostId(0xa);
 const B: HostId = HostId(0xb);
 const MS: Nanos = Nanos::from_ms(1);
+/// In the number of a request: the service asks whoever sent it something before it answers.
+const ASKS_BACK: u32 = 1 << 30;
 
 /// A request or reply of the test service.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,6 +69,9 @@ impl Message for Text {
     fn reply_bytes(&self) -> u64 {
         u64::from(self.answer)
     }
+    fn leads_on(&self) -> bool {
+        self.number & ASKS_BACK != 0
+    }
 }
 
 /// What a service has seen.
@@ -82,14 +87,23 @@ struct Log {
 struct Echo {
     world: LabWorld,
     log: Rc<Log>,
+    peers: Rc<RefCell<Option<Peers<LabWorld, Echo>>>>,
 }
 
 impl Service for Echo {
     type Request = Text;
     type Reply = Text;
-    fn handle(&self, _from: HostId, request: Text) -> impl Future<Output = Text> + 'static {
+    fn handle(&self, from: HostId, request: Text) -> impl Future<Output = Text> + 'static {
         let (world, log) = (self.world.clone(), self.log.clone());
+        let peers = self.peers.borrow().clone();
         async move {
+            if request.leads_on() {
+                let inner = text(request.number & !ASKS_BACK);
+                let until = world.now() + Nanos::from_secs(5);
+                let peers = peers.expect("started");
+                let answer = peers.call(from, Lane::Data, inner, until).await;
+                answer.expect("what others wait for has its part of the window");
+            }
             log.begun.borrow_mut().push(request.number);
             log.running.set(log.running.get() + 1);
             log.running_most.set(log.running_most.get().max(log.running.get()));
@@ -119,8 +133,11 @@ fn identity(host: HostId, incarnation: u64) -> Identity {
 fn start(lab: &Lab, identity: Identity) -> Host {
     let world = lab.host(if identity.host == A { "a" } else { "b" });
     let log = Rc::new(Log::default());
-    let service = Echo { world: world.clone(), log: log.clone() };
-    (Peers::start(world, identity, service), log)
+    let own = Rc::new(RefCell::new(None));
+    let service = Echo { world: world.clone(), log: log.clone(), peers: own.clone() };
+    let peers = Peers::start(world, identity, service);
+    *own.borrow_mut() = Some(peers.clone());
+    (peers, log)
 }
 
 /// Two hosts that know each other, connected.
@@ -563,14 +580,46 @@ fn whoever_asks_as_this_host_hears_that_it_lives_and_nothing_else() {
 }
 
 #[test]
+fn two_hosts_that_fill_each_others_windows_with_what_leads_on_do_not_wait_for_ever() {
+    run(|lab| async move {
+        let ((a, _), (b, _)) = pair(&lab).await;
+        let until = lab.now() + Nanos::from_secs(20);
+        let calls = |peers: &Peers<LabWorld, Echo>, to: HostId| {
+            let peers = peers.clone();
+            let numbers = 0..2 * limits::WINDOW_REQUESTS;
+            let call = move |n| peers.call(to, Lane::Data, text(ASKS_BACK | n), until);
+            futures_util::future::join_all(numbers.map(call))
+        };
+        let (of_a, of_b) = futures_util::future::join(calls(&a, B), calls(&b, A)).await;
+        let failed = of_a.iter().chain(&of_b).filter(|answer| answer.is_err()).count();
+        assert_eq!(failed, 0);
+    });
+}
+
+#[test]
 fn two_lives_that_take_turns_are_told_and_a_restart_is_not() {
     run(|lab| async move {
         let (b, _) = start(&lab, identity(B, 2));
         let mut links = Vec::new();
-        for (life, known) in [(1, false), (2, false), (1, true), (2, true), (3, false)] {
+        // The greeting of a process that has ended may arrive late. What it would say after ours
+        // does not.
+        for (life, speaks, known) in [
+            (1, true, false),
+            (2, true, false),
+            (1, false, false),
+            (2, true, false),
+            (1, true, true),
+            (2, true, true),
+            (3, true, false),
+            (2, true, true),
+        ] {
             let conn = raw(&lab).await;
             conn.send(hello(|h| h.incarnation = Incarnation(life))).unwrap();
             assert_eq!(answer(&conn).await.unwrap().0.kind, FrameKind::Welcome);
+            if speaks {
+                conn.send(request(1, text(1))).unwrap();
+                answer(&conn).await.expect("a reply");
+            }
             links.push(conn);
             let want = if known { vec![Twin::Alternates { host: A }] } else { Vec::new() };
             assert_eq!(b.take_twins(), want, "life {life}");

@@ -248,6 +248,11 @@ pub fn join(pieces: &[Buf]) -> Buf {
     Buf::copy_all(pieces)
 }
 
+/// Whether all are zero. Ends at the first that are not: costs nothing for data.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Buf, BufMut, join};

@@ -340,11 +340,14 @@ pub trait Components: Clone + 'static {
     ) -> impl Future<Output = Result<Promise, StoreError>> {
         self.open_session(id, session, None)
     }
-    /// Durably says that nothing is missing any more.
+    /// Durably says that nothing is missing any more, and that every operation up to `up_to` has
+    /// come: the newest one is at least that one, though it may be one of which a copy shows
+    /// nothing (a discard of what was never written).
     fn complete(
         &self,
         id: ComponentId,
         session: Session,
+        up_to: Seq,
     ) -> impl Future<Output = Result<(), StoreError>>;
     /// Sets a slot aside for a chunk that has none, so that the next append to it cannot be
     /// [`StoreError::Full`]. Kept in memory until that append or for at least ten seconds. The

@@ -1,5 +1,5 @@
-//! Trying one mutant: the tests of its crate, fresh seeds, everything else that the simulator has,
-//! then fresh seeds until its time is over.
+//! Trying one mutant: a few fresh seeds, the tests of its crate, everything else that the simulator
+//! has, then fresh seeds until its time is over.
 
 use super::tree::{Built, Placed, VARIABLE};
 use std::fs::File;
@@ -7,12 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long fresh seeds run before the longer tests of the simulator do.
-const SEEDS_FIRST: Duration = Duration::from_secs(120);
+/// How long fresh seeds run before any test does: what they find needs no test of that function.
+const SEEDS_FIRST: Duration = Duration::from_secs(45);
+/// Seeds that are one mutant's: more than its time is enough for.
+const SEEDS: u64 = 1_000_000;
 /// How often it is looked whether a program has ended.
 const LOOK: Duration = Duration::from_millis(20);
 /// How much longer than unchanged a program may take: a hang is a way to be caught.
 const SLACK: (u32, Duration) = (4, Duration::from_secs(30));
+/// And how much memory it may take, in bytes: so is a leak.
+const MEMORY_MAX: u64 = 4 << 30;
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +55,7 @@ impl Trial<'_> {
             said.map_err(|why| format!("with no mutant, {}: {why}", program.display()))?;
             self.usual.push((program.clone(), begun.elapsed()));
         }
-        self.seeds(0, Duration::from_secs(30)).map_err(|why| format!("with no mutant: {why}"))
+        self.seeds(0, 0, Duration::from_secs(30)).map_err(|why| format!("with no mutant: {why}"))
     }
 
     /// Tries one.
@@ -66,10 +70,10 @@ impl Trial<'_> {
             }
             Ok(())
         };
-        let end = caught("unit test", tests(package))
-            .or_else(|| caught("seed", self.seeds(placed.number, left().min(SEEDS_FIRST))))
+        let end = caught("seed", self.seeds(placed.number, 0, left().min(SEEDS_FIRST)))
+            .or_else(|| caught("unit test", tests(package)))
             .or_else(|| caught("simulator's test", tests("sim")))
-            .or_else(|| caught("seed", self.seeds(placed.number, left())));
+            .or_else(|| caught("seed", self.seeds(placed.number, SEEDS / 2, left())));
         (end.unwrap_or(End::Survived), begun.elapsed())
     }
 
@@ -80,22 +84,23 @@ impl Trial<'_> {
         self.run(number, command, program, usual * SLACK.0 + SLACK.1)
     }
 
-    fn seeds(&self, number: u32, time: Duration) -> Result<(), String> {
+    /// Fresh seeds, from `from` on of those that are this mutant's.
+    fn seeds(&self, number: u32, from: u64, time: Duration) -> Result<(), String> {
         if time < Duration::from_secs(5) {
             return Ok(());
         }
         let mut command = Command::new(&self.built.simulator);
-        let first = self.seed + u64::from(number) * 1_000_000;
+        let first = self.seed + u64::from(number) * SEEDS + from;
         let (seeds, time_s) =
-            (format!("{first}..{}", first + 1_000_000), time.as_secs().to_string());
-        command.args(["--fail-fast", "--seeds", &seeds, "--time", &time_s]);
+            (format!("{first}..{}", first + SEEDS / 2), time.as_secs().to_string());
+        command.args(["--fail-fast", "--choose", "--seeds", &seeds, "--time", &time_s]);
         self.run(number, command, Path::new("seeds"), time + 2 * SLACK.1)
     }
 
     fn run(
         &self,
         number: u32,
-        mut command: Command,
+        program: Command,
         what: &Path,
         limit: Duration,
     ) -> Result<(), String> {
@@ -104,6 +109,10 @@ impl Trial<'_> {
         let failed = |e: std::io::Error| format!("{}: {e}", log.display());
         let out = File::create(&log).map_err(failed)?;
         let err = out.try_clone().map_err(failed)?;
+        // It must not go on when this one is ended.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program());
+        command.args(program.get_args());
         command.env(VARIABLE, number.to_string()).stdin(Stdio::null()).stdout(out).stderr(err);
         command.env("PROPTEST_FAILURE_PERSISTENCE", "off");
         let mut child = command.spawn().map_err(failed)?;
@@ -112,10 +121,14 @@ impl Trial<'_> {
             if let Some(status) = child.try_wait().map_err(failed)? {
                 break status;
             }
-            if begun.elapsed() > limit {
+            let too_long = begun.elapsed() > limit;
+            if too_long || resident(child.id()) > MEMORY_MAX {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("{name} did not end within {} s", limit.as_secs()));
+                return Err(match too_long {
+                    true => format!("{name} did not end within {} s", limit.as_secs()),
+                    false => format!("{name} took more than {} GiB", MEMORY_MAX >> 30),
+                });
             }
             std::thread::sleep(LOOK);
         };
@@ -126,6 +139,12 @@ impl Trial<'_> {
         let text = String::from_utf8_lossy(&std::fs::read(&log).map_err(failed)?).into_owned();
         Err(format!("{name}: {}", reason(&text)))
     }
+}
+
+/// Bytes of memory that a process has in use; none if it has ended.
+fn resident(process: u32) -> u64 {
+    let pages = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+    pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
 /// The line that says best what was found.

@@ -19,6 +19,7 @@ use atoll_store::{FormatError, FormatSpec, Inspection, OpenSpec, format_group, i
 use atoll_world::{Components, Disk, Nanos, World};
 use std::cell::RefCell;
 use std::path::Path;
+use std::time::Duration;
 
 /// One `[[group]]` of the configuration.
 pub struct Slot {
@@ -54,12 +55,17 @@ impl Slot {
 const IN_USE_MAX: Nanos = Nanos::from_secs(10);
 const IN_USE_RETRY: Nanos = Nanos::from_ms(100);
 
+/// How long a disk is waited for that does not answer, when somebody asks for it.
+const SILENT_MAX: Duration = Duration::from_secs(5);
+/// And at the start of a daemon: hard disks may have to spin up.
+const SILENT_MAX_AT_START: Duration = Duration::from_secs(20);
+
 /// Opens a disk for this process alone.
 ///
 /// # Errors
 /// [`Code::BadDisk`] names the path and what to do.
-pub fn open(path: &Path, backend: config::Backend) -> Result<RealDisk, Problem> {
-    open_now(path, backend).map_err(|e| refusal(&e))
+async fn open(path: &Path, backend: config::Backend) -> Result<RealDisk, Problem> {
+    open_now(path, backend, SILENT_MAX).await.map_err(|e| refusal(&e))
 }
 
 /// As [`open`], at the start of a daemon: the one before it may have been killed in the middle of
@@ -71,7 +77,7 @@ async fn open_again(
 ) -> Result<RealDisk, Problem> {
     let until = world.now() + IN_USE_MAX;
     loop {
-        match open_now(path, backend) {
+        match open_now(path, backend, SILENT_MAX_AT_START).await {
             Err(OpenError::InUse { .. }) if world.now() < until => {
                 world.sleep(IN_USE_RETRY).await;
             }
@@ -80,13 +86,17 @@ async fn open_again(
     }
 }
 
-fn open_now(path: &Path, backend: config::Backend) -> Result<RealDisk, OpenError> {
+async fn open_now(
+    path: &Path,
+    backend: config::Backend,
+    within: Duration,
+) -> Result<RealDisk, OpenError> {
     let backend = match backend {
         config::Backend::Auto => Backend::Auto,
         config::Backend::Uring => Backend::Uring,
         config::Backend::Threads => Backend::Threads,
     };
-    RealDisk::open(path, OpenOptions { backend, read_only: false })
+    RealDisk::open_within(path, OpenOptions { backend, read_only: false }, within).await
 }
 
 fn refusal(error: &OpenError) -> Problem {
@@ -95,6 +105,9 @@ fn refusal(error: &OpenError) -> Problem {
             "is it plugged in? the configuration lists it under [[group]]"
         }
         OpenError::Open { .. } => "the daemon must be able to read and write it",
+        OpenError::Silent { .. } => {
+            "the kernel's log may say why; restart the daemon once the disk answers"
+        }
         OpenError::InUse { .. } => "unmount it, or stop whoever uses it",
         OpenError::NotADisk { .. } => "list a block device or a file under [[group]]",
         OpenError::NoDirectIo { .. } => "list another device under [[group]]",
@@ -137,14 +150,38 @@ fn contents(found: &Inspection, identity: Identity) -> Option<String> {
     }
 }
 
+/// Reads the labels of a disk that has just been opened: it has spun up.
 async fn look(disk: &RealDisk, path: &Path) -> Result<Inspection, Problem> {
-    inspect(disk)
-        .await
-        .map_err(|e| Problem::new(Code::BadDisk, format!("disk '{}': {e}", path.display())))
+    let bad =
+        |why: String| Problem::new(Code::BadDisk, format!("disk '{}': {why}", path.display()));
+    match tokio::time::timeout(SILENT_MAX, inspect(disk)).await {
+        Ok(found) => found.map_err(|e| bad(e.to_string())),
+        Err(_) => {
+            Err(bad(format!("a read of its label takes longer than {} s", SILENT_MAX.as_secs())))
+        }
+    }
 }
 
 /// A store that runs, and what the cluster is told of it.
 pub type Started = (HostStore, GroupRecord);
+
+/// A slot's disks as they were found at the start of a daemon.
+pub type Found = Result<Vec<(RealDisk, Inspection)>, Problem>;
+
+/// Opens the disks of all slots, all at once: one that does not answer keeps no other waiting.
+/// Nothing is changed.
+pub async fn find_all(world: &HostWorld, slots: &[Slot], backend: config::Backend) -> Vec<Found> {
+    let all = slots.iter().map(|slot| async move {
+        let mut found = Vec::new();
+        for path in &slot.config.disks {
+            let disk = open_again(world, path, backend).await?;
+            let inspection = look(&disk, path).await?;
+            found.push((disk, inspection));
+        }
+        Ok(found)
+    });
+    futures_util::future::join_all(all).await
+}
 
 /// Starts the group on the disks of a slot, if they carry one of this host that does not run yet.
 ///
@@ -153,15 +190,13 @@ pub type Started = (HostStore, GroupRecord);
 pub async fn start(
     world: &HostWorld,
     slot: &Slot,
+    found: Found,
     identity: Identity,
-    backend: config::Backend,
     running: &[Started],
 ) -> Result<Started, Problem> {
     let mut disks = Vec::new();
     let mut labels = Vec::new();
-    for path in &slot.config.disks {
-        let disk = open_again(world, path, backend).await?;
-        let found = look(&disk, path).await?;
+    for (path, (disk, found)) in slot.config.disks.iter().zip(found?) {
         let shown = path.display();
         match found {
             Inspection::Ours { superblock, .. } if identity.has(&superblock) => {
@@ -247,7 +282,7 @@ pub async fn create(
     }
     let mut disks = Vec::new();
     for path in &slot.config.disks {
-        let disk = open(path, backend)?;
+        let disk = open(path, backend).await?;
         if let Some(what) = contents(&look(&disk, path).await?, identity) {
             let shown = path.display();
             return Err(Problem::new(Code::ForeignDisk, format!("disk '{shown}' holds {what}"))
@@ -324,12 +359,16 @@ pub async fn describe(
 
 /// Looks at a disk that no running group uses.
 async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: config::Backend) {
-    let disk = match open(path, backend) {
+    let disk = match open_now(path, backend, SILENT_MAX).await {
         Ok(disk) => disk,
-        Err(problem) => {
-            let there = path.try_exists().unwrap_or(true);
-            item.state = if there { DiskState::Unusable } else { DiskState::Missing };
-            item.detail = problem.detail;
+        Err(refused) => {
+            item.state = match &refused {
+                OpenError::Open { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
+                    DiskState::Missing
+                }
+                _ => DiskState::Unusable,
+            };
+            item.detail = refusal(&refused).detail;
             return;
         }
     };
@@ -383,7 +422,7 @@ pub async fn erase(
         return Err(Problem::new(Code::WouldRiskData, detail)
             .hint("take it out of the configuration and restart the host first"));
     }
-    let disk = open(path, backend)?;
+    let disk = open(path, backend).await?;
     let what = contents(&look(&disk, path).await?, identity);
     if let (Some(what), false) = (&what, request.force) {
         return Err(Problem::new(Code::WouldRiskData, format!("{shown} holds {what}"))

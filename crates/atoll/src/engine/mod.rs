@@ -241,8 +241,9 @@ impl Engine {
         let identity = self.identity(&cluster);
         let mut groups = Vec::new();
         let mut troubles = Vec::new();
-        for slot in &self.slots {
-            match disks::start(&world, slot, identity, self.config.backend, &groups).await {
+        let found = disks::find_all(&world, &self.slots, self.config.backend).await;
+        for (slot, found) in self.slots.iter().zip(found) {
+            match disks::start(&world, slot, found, identity, &groups).await {
                 Ok(started) => groups.push(started),
                 Err(problem) => {
                     let hint = problem.hint.as_deref().unwrap_or_default();

@@ -7,11 +7,13 @@ use crate::cli::{Context, interrupted};
 use atoll_api::{Code, Problem};
 use atoll_sim::activity::Activity;
 use atoll_sim::fault::FaultKind;
+use atoll_sim::reach::Reach;
 use atoll_sim::run::Report;
+use atoll_sim::step::POINTS;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -45,21 +47,26 @@ pub(super) async fn run(context: &Context, asked: SimRun) -> Run {
     let under_way: Arc<Vec<UnderWay>> = Arc::new((0..threads).map(|_| Mutex::default()).collect());
     let slots = under_way.clone();
     let mut work = tokio::task::spawn_blocking(move || {
-        let next = AtomicU64::new(range.start);
+        // What has no end is no set of seeds that somebody wants, but time to be used well.
+        let reach = (range.end == u64::MAX).then(Reach::default);
+        let next = Mutex::new((range, reach));
         std::thread::scope(|scope| {
             for slot in slots.iter() {
                 let (next, options, shared, stopped) = (&next, &options, &shared, &stopped);
-                let end = range.end;
                 scope.spawn(move || {
                     while !stopped.load(Ordering::Relaxed) {
-                        let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= end {
-                            return;
-                        }
+                        let seed = match &mut *next.lock().expect(POISON) {
+                            (range, Some(reach)) => reach.next(range, options),
+                            (range, None) => range.next(),
+                        };
+                        let Some(seed) = seed else { return };
                         *slot.lock().expect(POISON) = Some((seed, now()));
                         let outcome = one(seed, options);
                         *slot.lock().expect(POISON) = None;
                         shared.lock().expect(POISON).add(&outcome);
+                        if let (_, Some(reach)) = &mut *next.lock().expect(POISON) {
+                            reach.learn(&outcome, options);
+                        }
                     }
                 });
             }
@@ -171,12 +178,17 @@ fn value(report: &Report, seconds: f64) -> Value {
     let rows = FaultKind::ALL.iter().zip(report.cells.chunks(columns));
     let matrix: Map<String, Value> =
         rows.map(|(kind, cells)| (kind.name().to_owned(), row(cells).into())).collect();
+    let points = POINTS.iter().zip(report.cells.iter().skip(FaultKind::ALL.len() * columns));
+    let points: Map<String, Value> = points
+        .map(|((last, next), &n)| (format!("{} {}", last.name(), next.name()), n.into()))
+        .collect();
     let virtual_seconds = report.virtual_time.as_secs_f64();
     let per_second = |n: f64| n / seconds.max(0.001);
     json!({
         "kind": "SimReport", "version": 1,
         "item": {
             "seeds": report.seeds, "failed": failed, "faults": faults, "during": matrix,
+            "crashes_between": points,
             "faults_unreached": faults_unreached, "marks_unreached": marks_unreached,
             "operations": report.ops, "polls": report.polls,
             "virtual_seconds": virtual_seconds, "seconds": seconds,

@@ -122,6 +122,7 @@ fn outcome_of(text: &str) -> Option<Outcome> {
         violations: violations.map(|v| v.as_str().unwrap_or_default().to_owned()).collect(),
         faults: FaultKind::ALL.iter().map(|k| number(faults, k.name()).unwrap_or(0)).collect(),
         cells: Vec::new(),
+        marks: Vec::new(),
         virtual_time: Nanos(number(item, "virtual_ns")?),
         ops: (number(item, "operations")?, number(item, "answered")?),
         polls: number(item, "polls")?,

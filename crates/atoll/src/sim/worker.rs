@@ -1,14 +1,11 @@
 //! `atoll sim worker`: runs the seeds that standard input names, one a line, and answers each with
-//! a line of JSON. A soak has one for each of its jobs: marks are counted by process, and a panic
-//! costs one seed.
+//! a line of JSON. A soak has one for each of its jobs: a panic costs one seed.
 
 use super::one_or;
 use crate::cli::out::Run;
 use atoll_sim::activity::cell_names;
 use atoll_sim::run::{Options, Outcome};
-use atoll_world::mark;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 
 /// What came of a seed.
@@ -28,14 +25,10 @@ pub(super) struct Answer {
     pub(super) reached: Vec<String>,
 }
 
-type Marks = BTreeMap<&'static str, u64>;
-
-fn answer(outcome: &Outcome, before: &Marks) -> Answer {
+fn answer(outcome: &Outcome) -> Answer {
     let cells = cell_names().zip(&outcome.cells).filter(|(_, n)| **n > 0);
     let mut reached: Vec<String> = cells.map(|(name, _)| format!("cell {name}")).collect();
-    let now = mark::reached();
-    let hit = now.iter().filter(|(name, n)| before.get(*name).is_none_or(|b| b < *n));
-    reached.extend(hit.map(|(name, _)| format!("mark {name}")));
+    reached.extend(outcome.marks.iter().map(|name| format!("mark {name}")));
     Answer {
         seed: outcome.seed,
         violations: outcome.violations.clone(),
@@ -57,14 +50,12 @@ fn say(answer: &Answer) -> std::io::Result<()> {
 pub(super) fn run() -> Run {
     for line in std::io::stdin().lock().lines() {
         let Some(seed) = line.ok().and_then(|l| l.trim().parse().ok()) else { break };
-        let before = mark::reached();
-        let known = before.clone();
         let outcome = one_or(seed, &Options::default(), move |outcome| {
-            let _ = say(&answer(outcome, &known));
+            let _ = say(&answer(outcome));
             std::process::exit(1);
         });
         // Whoever asked has gone.
-        if say(&answer(&outcome, &before)).is_err() {
+        if say(&answer(&outcome)).is_err() {
             break;
         }
     }

@@ -7,7 +7,7 @@
 use super::codec::{self, Errno, chunk};
 use crate::limits::{MESSAGE_BYTES_MAX, WRITE_STEP_BYTES};
 use atoll_world::Buf;
-use atoll_world::buf::total_len;
+use atoll_world::buf::{is_zero, total_len};
 use atoll_world::stream::Piece;
 
 /// Answers that wait to be written.
@@ -228,11 +228,6 @@ fn runs(at: u64, data: Vec<Buf>) -> Vec<Run> {
         }
     }
     runs
-}
-
-/// Ends at the first bytes that are not zero: costs nothing for data.
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(256).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 #[cfg(test)]

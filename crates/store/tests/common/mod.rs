@@ -627,6 +627,14 @@ pub struct Machine {
     pub disks: Vec<MemDisk>,
 }
 
+/// Its tasks and what they run on hold each other.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let tasks = std::mem::take(&mut *self.world.0.tasks.borrow_mut());
+        drop(tasks);
+    }
+}
+
 impl Machine {
     pub fn new(seed: u64, images: &[Image]) -> Self {
         let world = TestWorld::new(seed);
