@@ -41,10 +41,11 @@ pub(crate) enum Ask {
     HoldsData { object: ObjectId },
     /// Grow an object that the host owns, if it has that size.
     Grow { object: ObjectId, from: u64, size_bytes: u64 },
-    /// Whether an object that the host owns could be shrunk now.
-    MayShrink { object: ObjectId },
-    /// Shrink an object that the host owns, as long as its lock is at that revision.
-    Shrink { object: ObjectId, size_bytes: u64, lock: u64 },
+    /// Whether an object that the host owns has that size, and could be shrunk now.
+    MayShrink { object: ObjectId, from: u64 },
+    /// Shrink an object that the host owns, if it has that size, as long as its lock is at that
+    /// revision.
+    Shrink { object: ObjectId, from: u64, size_bytes: u64, lock: u64 },
     /// Start (or with rate 0 stop) a scrub of all its disk groups, or of one object's components.
     Scrub { object: Option<ObjectId>, bytes_per_second: u64 },
     /// Pause or limit resync.
@@ -147,13 +148,13 @@ impl<W: World, S: Components> Node<W, S> {
                 let grown = self.0.objects.grow(object, from, size_bytes).await;
                 grown.map_or_else(Answer::from, |()| Answer::Done)
             }
-            Ask::MayShrink { object } => {
-                let may = self.0.objects.may_shrink(object).await;
+            Ask::MayShrink { object, from } => {
+                let may = self.0.objects.may_shrink(object, from).await;
                 may.map_or_else(Answer::from, |()| Answer::Done)
             }
-            Ask::Shrink { object, size_bytes, lock } => {
+            Ask::Shrink { object, from, size_bytes, lock } => {
                 let lock = Compare { key: key::lock(object), modified: Revision(lock) };
-                let shrunk = self.0.objects.shrink(object, size_bytes, &lock).await;
+                let shrunk = self.0.objects.shrink(object, from, size_bytes, &lock).await;
                 shrunk.map_or_else(Answer::from, |()| Answer::Done)
             }
             Ask::Scrub { object, bytes_per_second } => {

@@ -4,7 +4,7 @@
 use crate::admin::Ask;
 use crate::status::{EventMark, NodeEvent, Severity};
 use crate::{EVENTS_MAX, Node};
-use atoll_format::id::{ComponentId, GroupId, HostId, ObjectId};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
     self, MemberRecord, MemberState, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord,
@@ -388,12 +388,14 @@ impl<W: World, S: Components> Node<W, S> {
             let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
             let now = self.world().now();
             let mut named = BTreeSet::new();
+            let mut epochs = BTreeMap::new();
             let before = std::mem::take(&mut in_the_making);
             for entry in &listing.entries {
                 let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
                     continue;
                 };
                 named.extend(record.members().map(|(_, m)| m.component));
+                epochs.insert(record.id, record.epoch);
                 match record.state {
                     ObjectState::Deleting => self.finish_delete(&record, entry.modified).await,
                     ObjectState::Creating => {
@@ -410,7 +412,8 @@ impl<W: World, S: Components> Node<W, S> {
             if self.is_first() {
                 self.remove_nameless(&listing, &mut nameless).await;
             }
-            let here = self.0.objects.members().components();
+            let members = self.0.objects.members();
+            let here = members.components();
             orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.contains(id));
             for (component, object) in here {
                 if named.contains(&component) {
@@ -419,6 +422,12 @@ impl<W: World, S: Components> Node<W, S> {
                 let since = *orphans.entry(component).or_insert(now);
                 if now.since(since) > ORPHAN_AFTER || mutant!("care.old_view_is_believed") {
                     self.remove_orphan(component, object).await;
+                    continue;
+                }
+                let epoch = epochs.get(&object);
+                let is_ahead = epoch.is_some_and(|&is| members.fenced(component) > Some(is));
+                if is_ahead && members.is_regarded(component) {
+                    self.disregard_orphan(component, object).await;
                 }
             }
         }
@@ -504,30 +513,46 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Removes a component that no record has named for long. Believed only after a transaction
-    /// that writes has confirmed the record as it was read (a plain read may be stale).
+    /// Removes a component that no record has named for long.
     async fn remove_orphan(&self, component: ComponentId, object: ObjectId) {
-        let Ok(found) = self.object_record(object).await else { return };
+        let Some(_) = self.confirm_orphan(component, object).await else { return };
+        sometimes!("care.orphan_removed");
+        let members = self.0.objects.members();
+        if let Some(epoch) = members.fenced(component) {
+            members.handle(self.0.config.host, Request::Delete { component, epoch }).await;
+        }
+    }
+
+    /// A component that no record names, on a disk that was put back or swapped, may have promised
+    /// what nobody asked: an epoch that its object has not reached. Its owner would get no lease
+    /// from this host for as long as that is there.
+    async fn disregard_orphan(&self, component: ComponentId, object: ObjectId) {
+        let members = self.0.objects.members();
+        let fenced = members.fenced(component);
+        if let Some(epoch) = self.confirm_orphan(component, object).await
+            && fenced > Some(epoch)
+        {
+            members.disregard(component);
+        }
+    }
+
+    /// Whether no record names a component: the epoch of its object then, 0 if there is none.
+    /// Believed only after a transaction that writes has confirmed the record as it was read (a
+    /// plain read may be stale).
+    async fn confirm_orphan(&self, component: ComponentId, object: ObjectId) -> Option<Epoch> {
+        let found = self.object_record(object).await.ok()?;
         let names = |r: &ObjectRecord| r.members().any(|(_, m)| m.component == component);
         if found.as_ref().is_some_and(|(r, _)| names(r)) && !mutant!("care.old_view_is_believed") {
-            return;
+            return None;
         }
-        let modified = found.map_or(Revision(0), |(_, revision)| revision);
+        let modified = found.as_ref().map_or(Revision(0), |&(_, revision)| revision);
         let reaped = ReapedRecord { version: RECORD_VERSION, component };
         let txn = Txn {
             compares: vec![Compare { key: key::object(object), modified }],
             changes: vec![Change::Put(key::reaped(self.0.config.host), record::encode(&reaped))],
         };
-        if let Ok(TxnReply::Done(_)) = self.world().directory().txn(txn).await {
-            sometimes!("care.orphan_removed");
-            for store in self.0.objects.members().stores() {
-                if store.status(component).is_ok() {
-                    let epoch = store.status(component).map(|s| s.promise.fenced);
-                    let Ok(epoch) = epoch else { continue };
-                    let request = Request::Delete { component, epoch };
-                    self.0.objects.members().handle(self.0.config.host, request).await;
-                }
-            }
-        }
+        let done = self.world().directory().txn(txn).await;
+        let is_confirmed = matches!(done, Ok(TxnReply::Done(_)));
+        is_confirmed.then(|| found.map_or(Epoch(0), |(record, _)| record.epoch))
     }
 }

@@ -947,17 +947,19 @@ impl<W: World, S: Components> Node<W, S> {
         held: &Lock<W, S>,
     ) -> Result<(), ManageError> {
         let (name, id) = (&view.name, view.record.id);
-        // Only the owner changes a record in use, and knows its copies. A refusal comes before
-        // anything is discarded.
-        let may = self.ask_owner(name, id, || Ask::MayShrink { object: id }).await;
-        if let Err(ManageError::NoAnswer(host)) = may {
-            return Err(ManageError::Unreachable(host));
-        }
-        may?;
-        // Zeros first, so that growing again shows none of the old bytes.
         let volume = atoll_object::ObjectVolume::open(self.0.objects.clone(), id).await;
         let volume = volume.map_err(|e| ManageError::Failed(e.to_string()))?;
         let size = atoll_world::Volume::info(&volume).size_bytes;
+        // Only the owner changes a record in use, and knows its copies and its size: the view may
+        // be an old one. A refusal comes before anything is discarded.
+        let ask = || Ask::MayShrink { object: id, from: size };
+        match self.ask_owner(name, id, ask).await {
+            Ok(Answer::Changed) => return Err(ManageError::Conflict(name.clone())),
+            Ok(_) => {}
+            Err(ManageError::NoAnswer(host)) => return Err(ManageError::Unreachable(host)),
+            Err(error) => return Err(error),
+        }
+        // Zeros first, so that growing again shows none of the old bytes.
         let rest = size.saturating_sub(size_bytes);
         let discarded = atoll_world::Volume::discard(&volume, size_bytes, rest).await;
         discarded.map_err(|e| {
@@ -967,7 +969,7 @@ impl<W: World, S: Components> Node<W, S> {
             ))
         })?;
         let lock = held.revision().0;
-        let ask = || Ask::Shrink { object: id, size_bytes, lock };
+        let ask = || Ask::Shrink { object: id, from: size, size_bytes, lock };
         match self.ask_owner(name, id, ask).await? {
             Answer::Changed => Err(ManageError::Conflict(name.clone())),
             _ => Ok(()),

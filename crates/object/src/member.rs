@@ -26,6 +26,9 @@ struct Inner<W: World, S: Components> {
     /// store still holds. A session of an earlier life is stored, but what was acknowledged in it
     /// may have been lost with a damaged log, so nothing is served in it (R2, `store.md` S7).
     attached: RefCell<BTreeSet<ComponentId>>,
+    /// Those whose promise is that of a damaged log: no owner of that epoch has been, as the
+    /// directory says. It keeps no owner from its leases.
+    void: RefCell<BTreeSet<ComponentId>>,
     /// A disk that this host is to have cannot be used: what is not known may be on it.
     lacks_disks: Cell<bool>,
     grants: RefCell<Grants>,
@@ -47,6 +50,7 @@ impl<W: World, S: Components> Members<W, S> {
             index: RefCell::default(),
             by_object: RefCell::default(),
             attached: RefCell::default(),
+            void: RefCell::default(),
             lacks_disks: Cell::new(false),
             grants,
         }));
@@ -71,6 +75,7 @@ impl<W: World, S: Components> Members<W, S> {
 
     fn enter(&self, store: &S, id: ComponentId, object: ObjectId) {
         self.0.attached.borrow_mut().remove(&id);
+        self.0.void.borrow_mut().remove(&id);
         self.0.index.borrow_mut().insert(id, (store.clone(), object));
         let mut by_object = self.0.by_object.borrow_mut();
         let ids = by_object.entry(object).or_default();
@@ -80,6 +85,7 @@ impl<W: World, S: Components> Members<W, S> {
     }
 
     fn leave(&self, id: ComponentId) {
+        self.0.void.borrow_mut().remove(&id);
         let Some((_, object)) = self.0.index.borrow_mut().remove(&id) else { return };
         let mut by_object = self.0.by_object.borrow_mut();
         if let Some(ids) = by_object.get_mut(&object) {
@@ -140,10 +146,29 @@ impl<W: World, S: Components> Members<W, S> {
 
     fn promised(&self, object: ObjectId) -> Option<Epoch> {
         let by_object = self.0.by_object.borrow();
-        let ids = by_object.get(&object)?;
-        ids.iter()
-            .filter_map(|&id| Some(self.store(id).ok()?.status(id).ok()?.promise.fenced))
-            .max()
+        let void = self.0.void.borrow();
+        let ids = by_object.get(&object)?.iter().copied().filter(|id| !void.contains(id));
+        ids.filter_map(|id| self.fenced(id)).max()
+    }
+
+    /// The epoch that a component here has promised.
+    pub fn fenced(&self, id: ComponentId) -> Option<Epoch> {
+        Some(self.store(id).ok()?.status(id).ok()?.promise.fenced)
+    }
+
+    /// The directory names the component nowhere, and its object's epoch is below what it has
+    /// promised; both confirmed by a transaction that has just ended. Whoever fences or attaches
+    /// it is an owner after all.
+    pub fn disregard(&self, id: ComponentId) {
+        if !self.0.attached.borrow().contains(&id) {
+            sometimes!("member.disregards_a_promise_to_nobody");
+            self.0.void.borrow_mut().insert(id);
+        }
+    }
+
+    /// Whether the component's promise keeps owners of lower epochs from leases.
+    pub fn is_regarded(&self, id: ComponentId) -> bool {
+        !self.0.void.borrow().contains(&id)
     }
 
     /// Carries out one request of an owner (or of management, for create and delete).
@@ -238,6 +263,7 @@ impl<W: World, S: Components> Members<W, S> {
             }
             Request::Attach { component, session, incomplete } => {
                 let store = self.store(component)?;
+                self.0.void.borrow_mut().remove(&component);
                 let promise = store.open_session(component, session, incomplete).await?;
                 self.0.attached.borrow_mut().insert(component);
                 let status = store.status(component)?;
@@ -321,6 +347,7 @@ impl<W: World, S: Components> Members<W, S> {
         epoch: Epoch,
     ) -> Result<Reply, StoreError> {
         let store = self.store(component)?;
+        self.0.void.borrow_mut().remove(&component);
         self.0.grants.borrow_mut().fence(object, epoch);
         // Durable before the answer (R1), and before the wait: from here on the old owner can
         // get no acknowledgement from this member.

@@ -466,25 +466,27 @@ impl<W: World, S: Components> Objects<W, S> {
         }
     }
 
-    /// Whether an object that this host owns could be shrunk now.
+    /// Whether an object that this host owns has that size, and could be shrunk now.
     ///
     /// # Errors
     /// Why not.
-    pub async fn may_shrink(&self, object: ObjectId) -> Result<(), ResizeError> {
-        self.0.owner(object).ok_or(ResizeError::NotOwner)?.may_shrink().await
+    pub async fn may_shrink(&self, object: ObjectId, from: u64) -> Result<(), ResizeError> {
+        self.0.owner(object).ok_or(ResizeError::NotOwner)?.may_shrink(from).await
     }
 
-    /// Shrinks an object that this host owns; the caller has discarded what lies beyond.
+    /// Shrinks an object that this host owns from one size to another, in bytes; the caller has
+    /// discarded what lies between.
     ///
     /// # Errors
     /// A sentence.
     pub async fn shrink(
         &self,
         object: ObjectId,
+        from: u64,
         size_bytes: u64,
         lock: &Compare,
     ) -> Result<(), ResizeError> {
-        self.0.owner(object).ok_or(ResizeError::NotOwner)?.shrink(size_bytes, lock).await
+        self.0.owner(object).ok_or(ResizeError::NotOwner)?.shrink(from, size_bytes, lock).await
     }
 
     /// Grows an object that this host owns (in place: the same legs).

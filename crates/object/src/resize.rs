@@ -9,11 +9,10 @@ use crate::message::{Reply, Request};
 use crate::owner::Owner;
 use crate::resync::End;
 use atoll_format::id::{HostId, Seq};
-use atoll_format::op::{BlockRange, BlockTag};
+use atoll_format::op::BlockRange;
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_transport::CallError;
-use atoll_world::components::{Copy, CopyBlock, SetTickets};
 use atoll_world::directory::Compare;
 use atoll_world::{Components, Lane, Nanos, World, sometimes};
 use futures_util::{StreamExt, TryStreamExt};
@@ -44,8 +43,13 @@ impl From<String> for ResizeError {
 
 impl<W: World, S: Components> Owner<W, S> {
     /// Whether the object could be shrunk now: every copy is up to date, and its host answers.
-    /// Asked before anything is discarded.
-    pub(crate) async fn may_shrink(&self) -> Result<(), ResizeError> {
+    /// Asked before anything is discarded. `from` is its size as seen by who asks: what a view of
+    /// before does not show would not be discarded.
+    pub(crate) async fn may_shrink(&self, from: u64) -> Result<(), ResizeError> {
+        if self.0.record.borrow().size_bytes != from {
+            sometimes!("resize.shrink_by_an_old_view");
+            return Err(ResizeError::Changed);
+        }
         for leg in self.legs() {
             let members = leg.members.borrow().clone();
             for member in members {
@@ -67,15 +71,22 @@ impl<W: World, S: Components> Owner<W, S> {
         if self.is_stopped() { Err(ResizeError::NotOwner) } else { Ok(()) }
     }
 
-    /// Shrinks the object; what lies beyond has been discarded. Every copy must be up to date: what
-    /// one of them lacks is not looked for beyond the end afterwards. Only as long as `lock` is
-    /// held: who has given up asking for it has given that back.
-    pub(crate) async fn shrink(&self, size_bytes: u64, lock: &Compare) -> Result<(), ResizeError> {
+    /// Shrinks the object; what lies between `from`, its size as seen by who asks, and the new end
+    /// has been discarded. Every copy must be up to date: what one of them lacks is not looked for
+    /// beyond the end afterwards. Only as long as `lock` is held: who has given up asking for it
+    /// has given that back.
+    pub(crate) async fn shrink(
+        &self,
+        from: u64,
+        size_bytes: u64,
+        lock: &Compare,
+    ) -> Result<(), ResizeError> {
         let behind = |record: &ObjectRecord| {
             record.members().find(|(_, m)| !m.state.is_active()).map(|(_, m)| m.host)
         };
         let edit = |record: &mut ObjectRecord| {
-            let shrinks = size_bytes < record.size_bytes && behind(record).is_none();
+            let is_as_seen = record.size_bytes == from;
+            let shrinks = is_as_seen && size_bytes < from && behind(record).is_none();
             if shrinks {
                 record.size_bytes = size_bytes;
             }
@@ -88,11 +99,12 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         let record = self.0.record.borrow();
         match behind(&record) {
-            Some(host) if record.size_bytes > size_bytes => Err(ResizeError::Refused(format!(
+            _ if record.size_bytes == size_bytes => Ok(()),
+            Some(host) if record.size_bytes == from => Err(ResizeError::Refused(format!(
                 "the copy on host {} is not up to date: shrink when all copies are",
                 self.0.ctx.host_name(host)
             ))),
-            _ => Ok(()),
+            _ => Err(ResizeError::Changed),
         }
     }
 
@@ -173,8 +185,8 @@ impl<W: World, S: Components> Owner<W, S> {
         self.is_stopped()
     }
 
-    /// A shrink discards what lies beyond the new end, but a member that has lost the end of its
-    /// log since has it again, and resyncs look no further than the end.
+    /// A shrink discards what lies beyond the new end, and a resync clears it, but a member that
+    /// has lost the end of its log since, and was the only one there was, has it again.
     async fn clear_left_over(&self, grown: &ObjectRecord) -> Result<(), String> {
         for leg in self.legs() {
             let first = self.0.record.borrow().leg_chunks(leg.index);
@@ -215,14 +227,8 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         sometimes!("grow.clears_what_was_left_over");
         for m in members {
-            let absent = |block| CopyBlock { block, tag: BlockTag::default(), bytes: None };
-            let blocks = (start..start + BLOCKS_PER_CHUNK).map(absent).collect();
-            let copy = Copy { chunk, blocks, only_if: None, tickets: SetTickets::default() };
-            let request = Request::CopyIn { component: m.component, session: m.session, copy };
-            match self.call(m.host, Lane::Bulk, request, CALL_DEADLINE).await {
-                Ok(Reply::Copied(_)) => {}
-                _ => return Err(self.not_cleared(m.host)),
-            }
+            let made = self.make_absent(&End::of(m), chunk).await;
+            made.map_err(|_| self.not_cleared(m.host))?;
         }
         Ok(())
     }

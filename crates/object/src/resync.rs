@@ -307,6 +307,9 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
         chunks.extend(self.chunks_since(&source, from).await?);
+        // It may be back as it was before the object shrank, which left nothing beyond the end.
+        let end = self.0.record.borrow().leg_chunks(leg.index);
+        chunks.extend(self.list_chunks(&target, Seq(0), end..u32::MAX).await?);
         if !self.is_source(leg, &source) {
             return Err(Fail::Stopped);
         }
@@ -357,6 +360,12 @@ impl<W: World, S: Components> Owner<W, S> {
                         return Err(Fail::Stopped);
                     }
                     let ends = [End::of(&source), End::of(&member)];
+                    // Under the lock: the object may have grown over it.
+                    if chunk >= self.0.record.borrow().leg_chunks(leg.index) {
+                        sometimes!("resync.clears_what_is_beyond_the_end");
+                        self.make_absent(&ends[1], chunk).await?;
+                        break 0;
+                    }
                     if let Some(copied) = self.copy_chunk(leg, chunk, ends).await? {
                         break copied;
                     }
@@ -467,6 +476,19 @@ impl<W: World, S: Components> Owner<W, S> {
             copied += self.copy_blocks(leg, chunk, part, target).await?;
         }
         Ok(Some(copied))
+    }
+
+    /// Makes a locked chunk of one end hold nothing.
+    pub(crate) async fn make_absent(&self, end: &End, chunk: u32) -> Result<(), Fail> {
+        let start = chunk * BLOCKS_PER_CHUNK;
+        let absent = |block| CopyBlock { block, tag: BlockTag::default(), bytes: None };
+        let blocks = (start..start + BLOCKS_PER_CHUNK).map(absent).collect();
+        let copy = Copy { chunk, blocks, only_if: None, tickets: SetTickets::default() };
+        let request = Request::CopyIn { component: end.component, session: end.session, copy };
+        match self.call(end.host, Lane::Bulk, request, CALL_DEADLINE).await {
+            Ok(Reply::Copied(_)) => Ok(()),
+            _ => Err(Fail::Stopped),
+        }
     }
 
     /// Copies blocks of a locked chunk to `target`: bytes come from any active member that has

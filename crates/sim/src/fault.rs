@@ -276,6 +276,8 @@ impl FaultSet {
         Self::THIRD.without(FaultKind::PartitionAbrupt).without(FaultKind::LaneStalled);
     /// And a little later, with [`Features::ALL`](crate::feature::Features::ALL) of then.
     pub const THIRD: Self = Self((1 << (FaultKind::LaneStalled as usize + 1)) - 1);
+    /// What they did on 2026-11-26.
+    pub const FOURTH: Self = Self((1 << (FaultKind::KillAtStep as usize + 1)) - 1);
     /// Whether it has that one.
     pub fn has(self, kind: FaultKind) -> bool {
         self.0 >> kind as u8 & 1 == 1

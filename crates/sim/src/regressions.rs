@@ -105,15 +105,47 @@ const LATELY: &[(u64, &str)] = &[
     ),
 ];
 
+/// A run with all there was on 2026-11-26.
+fn as_today() -> Options {
+    let features = as_lately()
+        .features
+        .and(Features::SMALL)
+        .and(Features::LOOKERS)
+        .and(Features::ODD_SIZES)
+        .and(Features::EMPTIED)
+        .and(Features::SINGLE)
+        .and(Features::DISKLESS)
+        .and(Features::CALM);
+    Options { faults: FaultSet::FOURTH, features, ..Options::default() }
+}
+
+/// The same, of it.
+const TODAY: &[(u64, &str)] = &[
+    (
+        1_795_680_007_623,
+        "a shrink by a view of before the volume grew left what lay beyond on the disks",
+    ),
+    (
+        1_795_676_452_737,
+        "a copy that was left over, with a promise of a damaged log, kept its volume's owner from \
+         its lease: no reads and no resync until it was removed",
+    ),
+    (
+        1_795_679_699_503_893,
+        "a copy that was put back as before its volume shrank kept the space of what was discarded",
+    ),
+];
+
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {
     let first = SEEDS.iter().map(|&(seed, what)| (seed, what, as_then()));
     let later = LATER.iter().map(|&(seed, what)| (seed, what, as_later()));
     let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
     let lately = LATELY.iter().map(|&(seed, what)| (seed, what, as_lately()));
+    let today = TODAY.iter().map(|&(seed, what)| (seed, what, as_today()));
     let beyond = Options { beyond: true, ..as_lately() };
     let retry =
         "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
-    let all = first.chain(later).chain(since).chain(lately);
+    let all = first.chain(later).chain(since).chain(lately).chain(today);
     all.chain([(1_795_485_690_215, retry, beyond)]).collect()
 }

@@ -1,25 +1,30 @@
 //! Management of a cluster in virtual time: what an administrator asks for is what happens, also
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
-use atoll_format::id::{HostId, ObjectId};
+use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId};
 use atoll_format::record::{MemberState, ObjectState, Policy, key};
 use atoll_node::{
     CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView, export_name,
 };
+use atoll_object::message::{Reply, Request};
 use atoll_sim::cluster::{Storage, host_id, node_config};
+
 use atoll_sim::disk::DiskProfile;
+use atoll_sim::fault::DirectoryRates;
 use atoll_sim::net::NetProfile;
 use atoll_sim::rig::{Rig, RigSpec};
 use atoll_sim::storage::RealStorage;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_store::Store;
+use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Change, Txn};
 use atoll_world::volume::Volumes;
 use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
 use futures_util::future::{Either, join_all, select};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::rc::Rc;
 
 const MIB: u64 = 1 << 20;
@@ -223,7 +228,7 @@ fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
 }
 
 /// A volume of 10 MiB with a block at 7 MiB, shrunk to 5 MiB; and the host of its second copy,
-/// whose disk is as before that, with the block: a resync has looked inside the size only.
+/// whose disk was put back as before that, with the block, and which has been brought up to date.
 async fn shrunk_with_an_old_copy(hosts: &Hosts, node: &Host) -> u16 {
     make(node, "v", 10 * MIB).await;
     write(node, "v", MIB, 9).await;
@@ -251,6 +256,19 @@ async fn shows_what_was_written_since(hosts: &Hosts, other: u16, byte: u8) {
 }
 
 #[test]
+fn what_an_old_copy_kept_beyond_the_end_takes_no_space() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        let other = shrunk_with_an_old_copy(&hosts, &node).await;
+        let used = |host: u16| {
+            let stores = hosts.node(usize::from(host)).objects().members().stores();
+            stores.iter().flat_map(|s| s.list()).map(|c| c.used_bytes).sum::<u64>()
+        };
+        assert_eq!((used(0), used(other)), (MIB, MIB));
+    });
+}
+
+#[test]
 fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
     with(3, |hosts| async move {
         let node = hosts.node(0);
@@ -258,6 +276,34 @@ fn what_an_old_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
         resize(&node, "v", 10 * MIB).await.expect("grown");
         assert_eq!(read(&node, "v", 7 * MIB).await, 0);
         shows_what_was_written_since(&hosts, other, 1).await;
+    });
+}
+
+/// The copy without it is not there to say so: the old one is all there is, and the other one is
+/// made like it.
+#[test]
+fn what_the_only_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 10 * MIB).await;
+        write(&node, "v", 7 * MIB, 2).await;
+        let other = other_copy(&node, "v").await;
+        hosts.wait(Nanos::from_secs(30)).await;
+        let disk = hosts.rig.disks(other)[0].clone();
+        let before = disk.image();
+        resize(&node, "v", 5 * MIB).await.expect("shrunk");
+        hosts.rig.kill(other, false);
+        hosts.rig.kill(0, false);
+        disk.restore(before);
+        hosts.rig.start(other);
+        hosts.wait(Nanos::from_secs(20)).await;
+        write(&hosts.node(usize::from(other)), "v", MIB, 3).await;
+        hosts.rig.start(0);
+        hosts.wait(Nanos::from_secs(60)).await;
+        let node = hosts.node(0);
+        resize(&node, "v", 10 * MIB).await.expect("grown");
+        assert_eq!(read(&node, "v", 7 * MIB).await, 0);
+        assert_eq!(read(&node, "v", MIB).await, 3);
     });
 }
 
@@ -310,6 +356,38 @@ fn extents_are_looked_for_as_far_as_they_are_asked_for() {
         // One extent over many strips is one.
         volume.discard(0, 40 * MIB).await.expect("discarded");
         assert_eq!(covered(0, 1).await, 40 * MIB);
+    });
+}
+
+/// What was seen of a volume before it grew is not all that there is to discard.
+#[test]
+fn a_volume_is_not_shrunk_by_a_view_of_before() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", 3 * MIB).await;
+        let (mut done, mut refused) = (0, 0);
+        for _ in 0..30 {
+            resize(&node, "v", 6 * MIB).await.expect("grown");
+            write(&node, "v", 5 * MIB, 1).await;
+            let directory = hosts.rig.directory();
+            directory.set_rates(DirectoryRates { stale: 500_000, ..DirectoryRates::default() });
+            let shrunk = resize(&node, "v", MIB).await;
+            directory.set_rates(DirectoryRates::default());
+            let size = node.volume("v").await.expect("there").record.size_bytes;
+            if size == MIB {
+                done += 1;
+                for store in (0..2).flat_map(|h| hosts.node(h).objects().members().stores()) {
+                    let id = store.list()[0].id;
+                    let tags = store.tags(id, 5).await.expect("read");
+                    assert!(tags.iter().all(|tag| tag.state.reads_as_zero()), "kept");
+                }
+            } else {
+                assert!(shrunk.is_err());
+                assert_eq!((size, read(&node, "v", 5 * MIB).await), (6 * MIB, 1));
+                refused += 1;
+            }
+        }
+        assert!(done > 0 && refused > 0, "{done} {refused}");
     });
 }
 
@@ -819,6 +897,37 @@ fn a_disk_that_is_a_new_one_is_noticed_though_nobody_uses_its_volumes() {
             assert_eq!(read(&witness, "v", 0).await, 1);
         });
     }
+}
+
+/// A disk that was put back, or swapped, may have a copy that no record names any more, with a
+/// promise to an owner that never was. Nobody waits for it.
+#[test]
+fn a_copy_that_is_left_over_keeps_no_owner_from_its_lease() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        let id = make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        let other = hosts.node(usize::from(other_copy(&node, "v").await));
+        let members = other.objects().members();
+        let group = members.stores()[0].group();
+        let spec = ComponentSpec { object: id, leg: 0, blocks: 256, epoch: Epoch(9) };
+        let left_over = ComponentId(77);
+        let create = Request::Create { group, component: left_over, spec };
+        assert!(matches!(members.handle(host_id(0), create).await, Reply::Done));
+        assert_eq!(members.fenced(left_over), Some(Epoch(9)));
+        hosts.wait(Nanos::from_secs(15)).await;
+        let volume = node.open("v").await.expect("opens");
+        let (read, limit) = (volume.read(0, 4096), hosts.wait(Nanos::from_ms(100)));
+        let Either::Left((read, _)) = select(pin!(read), pin!(limit)).await else {
+            panic!("waits for a lease");
+        };
+        assert_eq!(buf::join(&read.expect("read"))[0], 1);
+        assert!(members.fenced(left_over).is_some(), "it may be of a record that comes back");
+        // As soon as somebody fences it, that counts.
+        let fence = Request::Fence { object: id, component: left_over, epoch: Epoch(9) };
+        members.handle(host_id(0), fence).await;
+        assert!(members.is_regarded(left_over));
+    });
 }
 
 /// A shrink under way for a life that has ended is not carried out over what is written since.
