@@ -307,9 +307,12 @@ impl<W: World, S: Components> Owner<W, S> {
         }
         let source = End::of(&self.any_active(leg).ok_or(Fail::Stopped)?);
         chunks.extend(self.chunks_since(&source, from).await?);
-        // It may be back as it was before the object shrank, which left nothing beyond the end.
-        let end = self.0.record.borrow().leg_chunks(leg.index);
-        chunks.extend(self.list_chunks(&target, Seq(0), end..u32::MAX).await?);
+        // It may be back as it was before the object shrank, which left nothing beyond the end. One
+        // that has all up to `from` has those discards too: no shrink goes on without it.
+        if from == Seq(0) {
+            let end = self.0.record.borrow().leg_chunks(leg.index);
+            chunks.extend(self.list_chunks(&target, from, end..u32::MAX).await?);
+        }
         if !self.is_source(leg, &source) {
             return Err(Fail::Stopped);
         }
@@ -362,8 +365,11 @@ impl<W: World, S: Components> Owner<W, S> {
                     let ends = [End::of(&source), End::of(&member)];
                     // Under the lock: the object may have grown over it.
                     if chunk >= self.0.record.borrow().leg_chunks(leg.index) {
-                        sometimes!("resync.clears_what_is_beyond_the_end");
-                        self.make_absent(&ends[1], chunk).await?;
+                        let tags = self.tags_of(&ends[1], chunk).await?;
+                        if !tags.iter().all(|tag| tag.state.reads_as_zero()) {
+                            sometimes!("resync.clears_what_is_beyond_the_end");
+                            self.make_absent(&ends[1], chunk).await?;
+                        }
                         break 0;
                     }
                     if let Some(copied) = self.copy_chunk(leg, chunk, ends).await? {
