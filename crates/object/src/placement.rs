@@ -1261,6 +1261,14 @@ mod tests {
         assert_eq!(grow(&hosts, &record, 7 * GIB, |_| 0), Ok(()));
         assert!(grow(&hosts, &record, 8 * GIB, |_| 0).is_err());
         assert_eq!(grow(&hosts, &record, 8 * GIB, |_| GIB), Ok(()), "it has taken 1 GiB of it");
+        let mut fuller = hosts.clone();
+        fuller[1].groups[0].free_bytes -= GIB / 2;
+        let said = grow(&fuller, &record, 7 * GIB, |_| 0).expect_err("one is full").to_string();
+        assert!(said.contains("and 1 has room") && said.contains("512.0 MiB"), "{said}");
+        let mut lost = record.clone();
+        let of = lost.legs[0].members.iter_mut().find(|m| m.host == fuller[1].id);
+        of.expect("a copy").state = MemberState::Absent { since: Seq(0), at_ms: 0, lost: true };
+        assert_eq!(grow(&fuller, &lost, 7 * GIB, |_| 0), Ok(()), "made anew elsewhere");
         let mut away = hosts.clone();
         away[1].alive = false;
         let said = grow(&away, &record, 4 * GIB, |_| 0).expect_err("who knows?").to_string();
@@ -1355,6 +1363,31 @@ mod tests {
             warnings(&two, &policy(1, 1)),
             [Warning::NoSpareDomain { domains: 2, needed: 2 }]
         );
+    }
+
+    #[test]
+    fn warnings_begin_where_a_loss_can_no_longer_be_made_good() {
+        let other = [(60 * G, 40 * G)].as_slice();
+        let mut hosts = cluster(&[&[(200 * G, 80 * G)], other, other, other]);
+        assert_eq!(warnings(&hosts, &policy(1, 1)), [], "what host1 has just fits elsewhere");
+        hosts[0].groups[0].free_bytes -= 1;
+        let warned = warnings(&hosts, &policy(1, 1));
+        let (used_bytes, free_bytes) = (120 * G + 1, 120 * G);
+        assert_eq!(
+            warned,
+            [Warning::NoRebuildRoom { domain: "host1".into(), used_bytes, free_bytes }]
+        );
+        // Four places for three copies leave one to spare; for four, none.
+        hosts[0].groups[0].free_bytes += 1;
+        assert_eq!(warnings(&hosts, &policy(2, 1)), []);
+        assert_eq!(
+            warnings(&hosts, &policy(3, 1)),
+            [Warning::NoSpareDomain { domains: 4, needed: 4 }]
+        );
+        // One host alone, and volumes that are kept once, are as safe as they can be.
+        let alone = cluster(&[&[(9 * G, G)]]);
+        assert_eq!(warnings(&alone, &policy(0, 1)), []);
+        assert_eq!(warnings(&hosts[..2], &policy(0, 1)).len(), 1, "no room for what host1 has");
     }
 
     #[test]
