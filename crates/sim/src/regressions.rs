@@ -122,6 +122,11 @@ fn as_today() -> Options {
 /// The same, of it.
 const TODAY: &[(u64, &str)] = &[
     (
+        1_795_699_303_541,
+        "a welcome of a life that was over came late: the connections of the new one were closed, \
+         and two processes were told of",
+    ),
+    (
         1_795_680_007_623,
         "a shrink by a view of before the volume grew left what lay beyond on the disks",
     ),

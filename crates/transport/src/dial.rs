@@ -76,13 +76,16 @@ async fn open<W: World, S: Service>(
         let until = inner.world.now() + CONNECT_WITHIN;
         let connecting = inner.world.net().connect(&endpoint, lane);
         let Ok(Ok(conn)) = inner.world.timeout_at(until, connecting).await else { continue };
+        // Whoever answers was alive after that, not when its answer comes.
+        let serial = inner.serial();
         let greeting = greet(inner, peer, lane, &endpoint, &conn);
         let until = inner.world.now() + CONNECT_WITHIN;
         match inner.world.timeout_at(until, greeting).await {
+            Ok(Ok(welcome)) if inner.is_over(peer, welcome.incarnation, serial) => {}
             Ok(Ok(welcome)) => {
                 let version = welcome.version_max;
                 let heard = Rc::new(Cell::new(inner.world.now()));
-                let (serial, life) = (inner.serial(), welcome.incarnation);
+                let life = welcome.incarnation;
                 return Ok((Link { conn, serial, life, version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {

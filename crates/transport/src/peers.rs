@@ -434,6 +434,13 @@ impl<W: World, S: Service> Inner<W, S> {
         peer.load.set(load);
     }
 
+    /// Whether another life of `peer` has spoken since this one was greeted, over the connection
+    /// with that serial. Its answer was on the way all the time: to believe it would close the
+    /// connections of the life that there is now.
+    pub(crate) fn is_over(&self, peer: &Peer<W, S>, greeted: Incarnation, serial: u64) -> bool {
+        peer.spoke.get().is_some_and(|(life, since)| life != greeted && serial < since)
+    }
+
     /// `peer` shook hands as this life of its process: connections of another one are dead.
     pub(crate) fn met(&self, peer: &Peer<W, S>, incarnation: Incarnation) {
         let last = peer.incarnation.replace(Some(incarnation));

@@ -627,6 +627,38 @@ fn two_lives_that_take_turns_are_told_and_a_restart_is_not() {
     });
 }
 
+/// The greeting of a process that has ended since arrives late, with its goodbye behind it.
+#[test]
+fn a_late_welcome_of_a_life_that_is_over_ends_nothing() {
+    run(|lab| async move {
+        let (b, _) = start(&lab, identity(B, 2));
+        let old = lab.host("a");
+        b.set_peer(A, vec!["a".into()]);
+        let dialled = old.net().accept().await.unwrap();
+        let asked = Hello::decode(&answer(&dialled).await.unwrap().1.body).unwrap();
+        let new = raw(&lab).await;
+        new.send(hello(|h| h.incarnation = Incarnation(2))).unwrap();
+        for n in 1..=2 {
+            new.send(request(n, text(1))).unwrap();
+            answer(&new).await.expect("an answer");
+        }
+        let lane = asked.lane;
+        let late = |h: &mut Hello| {
+            (h.incarnation, h.lane) = (Incarnation(1), lane);
+            (h.window_requests, h.window_bytes) = (8, 1 << 20);
+        };
+        let welcome = hello(late).body;
+        dialled.send(frame(VERSION_HANDSHAKE, FrameKind::Welcome, 0, welcome)).unwrap();
+        dialled.send(frame(1, FrameKind::Goodbye, 0, Vec::new())).unwrap();
+        assert!(answer(&dialled).await.is_none(), "not used");
+        new.send(request(3, text(1))).unwrap();
+        answer(&new).await.expect("the new life is talked to as before");
+        new.send(request(4, text(1))).unwrap();
+        answer(&new).await.expect("an answer");
+        assert_eq!(b.take_twins(), []);
+    });
+}
+
 #[test]
 fn a_connection_that_does_not_begin_with_hello_or_says_nothing_is_closed() {
     run(|lab| async move {
