@@ -133,7 +133,7 @@ const TODAY: &[(u64, &str)] = &[
     (
         1_795_676_452_737,
         "a copy that was left over, with a promise of a damaged log, kept its volume's owner from \
-         its lease: no reads and no resync until it was removed",
+         its lease: its copy on that host was left out until that was removed",
     ),
     (
         1_795_679_699_503_893,

@@ -922,6 +922,8 @@ fn a_copy_that_is_left_over_keeps_no_owner_from_its_lease() {
             panic!("waits for a lease");
         };
         assert_eq!(buf::join(&read.expect("read"))[0], 1);
+        let record = node.volume("v").await.expect("there").record;
+        assert!(record.members().all(|(_, m)| m.state.is_active()), "{record:?}");
         assert!(members.fenced(left_over).is_some(), "it may be of a record that comes back");
         // As soon as somebody fences it, that counts.
         let fence = Request::Fence { object: id, component: left_over, epoch: Epoch(9) };
