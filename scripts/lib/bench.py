@@ -355,8 +355,8 @@ class Bench:
         return self.results
 
 
-def quick_wake():
-    """Whether the hosts may keep processors from sleeping deeply (`io.quick_wake`)."""
+def low_latency_wakeup():
+    """Whether the hosts may keep processors from sleeping deeply (`io.low_latency_wakeup`)."""
     may = os.access("/dev/cpu_dma_latency", os.W_OK)
     return f"processors {'wake quickly' if may else 'sleep as deeply as ever'} while hosts are busy"
 
@@ -365,7 +365,7 @@ def conditions(options, where):
     """The sentence above the tables."""
     sustained = f"sustained {options.sustained} s after {options.wraps:g} wraps of the log; "
     return (
-        f"{machine_text(where)}, {quick_wake()}; "
+        f"{machine_text(where)}, {low_latency_wakeup()}; "
         f"3 hosts on this machine, 2 copies, durable, checksums on; volume "
         f"{options.size}, disks {options.disk_size}; "
         f"{options.rounds} round(s) of {options.runtime} s after "

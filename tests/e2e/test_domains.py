@@ -20,8 +20,8 @@ class Machines(ClusterTest):
             self.cluster.stop_host(host)
             path = os.path.join(self.cluster.host_dir(host), "atoll.toml")
             with open(path, encoding="utf-8") as f:
-                text = re.sub(r"(?m)^failure_domain *=.*\n", "", f.read())
-            domain = f'[host]\nfailure_domain = "machine-{self.machine(host)}"\n'
+                text = re.sub(r"(?m)^fault_domain *=.*\n", "", f.read())
+            domain = f'[host]\nfault_domain = "machine-{self.machine(host)}"\n'
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text.replace("[host]\n", domain))
             self.cluster.start(host)

@@ -307,6 +307,48 @@ class Scripts(UsedTest):
         self.assertEqual(self.request("/api/v1/volumes?bogus=1")[0], 400)
 
 
+class Limits(UsedTest):
+    @row("a limit of I/Os per second is the volume's, for clients on all hosts, and can be changed")
+    def test_iops_limit(self):
+        self.create("v")
+        self.cluster.cli("volume", "set", "v", "--iops-limit", "200")
+        shown = json.loads(self.cluster.cli("volume", "show", "v", "-o", "json", host=2).stdout)
+        self.assertEqual(shown["item"]["iops_limit"], 200)
+        span, done = 3.0, [0] * 4
+
+        def reads(n):
+            with Client(self.cluster.nbd(n % 3 + 1), "v") as client:
+                end = time.monotonic() + span
+                while time.monotonic() < end:
+                    client.read(0, 4096)
+                    done[n] += 1
+
+        def all_read():
+            done[:] = [0] * 4
+            threads = [threading.Thread(target=reads, args=(n,)) for n in range(4)]
+            began = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return time.monotonic() - began
+
+        # Each with a limit of its own would read four times as much. A burst, and one I/O each
+        # that is under way at the end, come on top.
+        took = all_read()
+        self.assertLessEqual(sum(done), 200 * (took + 0.05) + 4, done)
+        self.assertGreater(min(done), max(done) / 3, done)
+        limited = sum(done)
+        self.cluster.cli("volume", "set", "v", "--iops-limit", "none", host=3)
+        all_read()
+        self.assertGreater(sum(done), limited, "no limit any more")
+        for bad in ("-1", "x", "4294967296"):
+            refused = self.cluster.cli("volume", "set", "v", "--iops-limit", bad, check=False)
+            self.assertEqual(refused.returncode, USAGE, refused.stderr)
+        gone = self.cluster.cli("volume", "set", "w", "--iops-limit", "1", check=False)
+        self.assertEqual(gone.returncode, NOT_FOUND, gone.stderr)
+
+
 class Many(UsedTest):
     def samples(self, host):
         """The samples of a host's metrics by name and labels, and the type of each family."""

@@ -6,6 +6,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "runs programs, and waits for them")]
 
+mod circles;
+mod citations;
 mod manifest;
 mod mutants;
 mod source;

@@ -1,6 +1,6 @@
 //! The checks of `cargo xtask tidy`, each a line of complaint with file and line.
 
-use crate::{manifest, source};
+use crate::{circles, citations, manifest, source};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -47,6 +47,11 @@ const MACHINE: &[&str] = &[concat!("/wo", "rk/")];
 /// Says why we depend on what we did not write: a table row `| \`name\` | why |` each.
 const REASONS: &str = "docs/dependencies.md";
 
+/// Crates in which a wrong value writes wrong bytes: at least [`ASSERTIONS`] a hundred lines.
+const ASSERTING: &[&str] = &["object", "store", "node", "transport"];
+/// Assertions a hundred lines, tests and their assertions left out.
+const ASSERTIONS: usize = 2;
+
 /// What was found.
 pub struct Report {
     /// One line each.
@@ -69,8 +74,22 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
         tidy.any(name, &text);
         if name.ends_with(".rs") {
             tidy.rust(name, &text);
+            if name.starts_with("crates/") {
+                for (what, lines) in citations::cited(&text) {
+                    tidy.cited.extend(lines.iter().map(|n| (what.clone(), format!("{name}:{n}"))));
+                }
+            }
+            if let Some((folder, file)) = in_crate(name) {
+                tidy.sources
+                    .entry(folder.to_owned())
+                    .or_default()
+                    .insert(file.to_owned(), text.clone());
+            }
         } else if name.ends_with(".md") {
             tidy.markdown(name, &text);
+            for (kind, _) in citations::RULES.iter().filter(|(_, document)| document == name) {
+                tidy.rules.extend(citations::defined(*kind, &text));
+            }
             tidy.hashes(root, name, &text, bless);
         } else if let Some(folder) = crate_folder(name).filter(|_| name.ends_with("/Cargo.toml")) {
             tidy.complaints.extend(manifest::check(folder, &text));
@@ -100,6 +119,8 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
     for name in tidy.offered.difference(&tidy.outside) {
         tidy.complaints.push(format!("Cargo.toml: offers {name}, which no crate takes"));
     }
+    tidy.sources();
+    tidy.citations(files);
     tidy.list_marks(root, bless);
     for (mark, places) in std::mem::take(&mut tidy.marks) {
         if let [first, rest @ ..] = &places[..] {
@@ -111,6 +132,21 @@ pub fn run(root: &Path, files: &[String], bless: bool) -> Report {
     }
     let longest = tidy.longest();
     Report { complaints: tidy.complaints, longest }
+}
+
+/// The crate and the name from its `src/` on of a file of a crate.
+fn in_crate(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix("crates/")?.split_once("/src/")
+}
+
+/// Lines of these files before their tests, and assertions in them.
+fn assertions<'a>(texts: impl Iterator<Item = &'a String>) -> (usize, usize) {
+    let before_tests = |text: &'a String| text.split("#[cfg(test)]").next().unwrap_or_default();
+    texts.map(before_tests).fold((0, 0), |(lines, asserts), text| {
+        let code = source::code_only(text);
+        let found = ["assert!(", "assert_eq!(", "assert_ne!("].map(|a| code.matches(a).count());
+        (lines + code.lines().count(), asserts + found.iter().sum::<usize>())
+    })
 }
 
 fn crate_folder(name: &str) -> Option<&str> {
@@ -142,11 +178,57 @@ struct Tidy {
     explained: BTreeSet<String>,
     /// Those that the root manifest offers.
     offered: BTreeSet<String>,
+    /// Rules that documents define.
+    rules: BTreeSet<String>,
+    /// What sources cite, and where.
+    cited: Vec<(String, String)>,
+    /// By crate, the files of its `src/` with their text.
+    sources: BTreeMap<String, BTreeMap<String, String>>,
     file_lines: Vec<(usize, String)>,
     function_lines: Vec<(usize, String)>,
 }
 
 impl Tidy {
+    fn sources(&mut self) {
+        for (folder, sources) in std::mem::take(&mut self.sources) {
+            let place = format!("crates/{folder}/src");
+            let (lines, asserts) = assertions(sources.values());
+            if ASSERTING.contains(&folder.as_str()) && asserts * 100 < lines * ASSERTIONS {
+                let text = format!("{asserts} assertions in {lines} lines: {ASSERTIONS} a hundred");
+                self.complain(&place, 0, &text);
+            }
+            match circles::find(&sources) {
+                Err(why) => self.complain(&place, 0, &why),
+                Ok(found) => {
+                    for circle in found {
+                        let takes = |(file, from): (&String, &BTreeSet<String>)| {
+                            let from = from.iter().cloned().collect::<Vec<_>>().join(", ");
+                            format!("{file} from {from}")
+                        };
+                        let takes = circle.iter().map(takes).collect::<Vec<_>>().join("; ");
+                        let text = format!("files import each other in a circle: {takes}");
+                        self.complain(&place, 0, &text);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rules and documents that sources cite are in the project.
+    fn citations(&mut self, files: &[String]) {
+        for (what, place) in std::mem::take(&mut self.cited) {
+            let kind = citations::RULES.iter().find(|(kind, _)| what.starts_with(*kind));
+            let is_there = match kind {
+                Some(_) if !what.ends_with(".md") => self.rules.contains(&what),
+                _ => files.contains(&what),
+            };
+            if !is_there {
+                let of = kind.map_or("the project", |(_, document)| document);
+                self.complaints.push(format!("{place}: cites {what}, which {of} has not"));
+            }
+        }
+    }
+
     fn complain(&mut self, name: &str, line: usize, what: &str) {
         let place = if line == 0 { name.to_owned() } else { format!("{name}:{line}") };
         self.complaints.push(format!("{place}: {what}"));
@@ -358,6 +440,12 @@ mod tests {
         }
         assert_eq!(complaints("docs/x.md", "# X\n# Y\n").len(), 1);
         assert_eq!(complaints("docs/x.md", "X\n").len(), 1);
+    }
+
+    #[test]
+    fn assertions_of_tests_and_of_comments_do_not_count() {
+        let text = "// assert!(a)\nassert!(a);\nassert_eq!(a, b);\n#[cfg(test)]\nassert!(a);\n";
+        assert_eq!(super::assertions([text.to_owned()].iter()), (3, 2));
     }
 
     #[test]

@@ -191,11 +191,13 @@ impl Client {
             let mut whole: List<T> = self.page(call.clone()).await?;
             while let Some(cursor) = whole.next_cursor.take() {
                 let mut next = call.clone();
+                next.target = without_cursor(&next.target);
                 next.target += &format!("&cursor={}", escape(&cursor));
                 let page: List<T> = self.page(next).await?;
                 whole.items.extend(page.items);
                 whole.missing.extend(page.missing);
                 whole.next_cursor = page.next_cursor;
+                whole.position = page.position;
             }
             whole.missing.sort();
             whole.missing.dedup();
@@ -235,7 +237,7 @@ impl Client {
         let begin = async {
             let reply = self.send(call).await?;
             if reply.status().is_success() {
-                return Ok(Stream { body: reply.into_body(), rest: Vec::new() });
+                return Ok(Stream { body: reply.into_body(), rest: Vec::new(), id: String::new() });
             }
             let body = Limited::new(reply.into_body(), REPLY_MAX as usize);
             let bytes = body.collect().await;
@@ -344,11 +346,23 @@ impl Client {
     }
 }
 
+/// A target of a list without the cursor with which it began.
+fn without_cursor(target: &str) -> String {
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let kept: Vec<&str> = query.split('&').filter(|part| !part.starts_with("cursor=")).collect();
+    format!("{path}?{}", kept.join("&"))
+}
+
 /// What an event stream says.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Followed {
-    /// The `data` of an event.
-    Event(String),
+    /// An event.
+    Event {
+        /// Where whoever has read it goes on: a `?cursor=`.
+        cursor: String,
+        /// As JSON.
+        data: String,
+    },
     /// The hosts whose events are missing from here on; none: all tell.
     Missing(Vec<Missing>),
 }
@@ -357,6 +371,8 @@ pub enum Followed {
 pub struct Stream {
     body: Incoming,
     rest: Vec<u8>,
+    /// `id` of the next event.
+    id: String,
 }
 
 impl Stream {
@@ -371,7 +387,11 @@ impl Stream {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
                 if let Some(data) = line.strip_prefix(b"data:") {
                     let data = String::from_utf8_lossy(data).trim().to_owned();
-                    return Ok(Some(Followed::Event(data)));
+                    let cursor = std::mem::take(&mut self.id);
+                    return Ok(Some(Followed::Event { cursor, data }));
+                }
+                if let Some(id) = line.strip_prefix(b"id:") {
+                    self.id = String::from_utf8_lossy(id).trim().to_owned();
                 }
                 // A comment, which readers that do not know it leave out.
                 let missing = line.strip_prefix(b": missing ").map(serde_json::from_slice);

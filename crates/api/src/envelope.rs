@@ -58,6 +58,10 @@ pub struct List<T> {
     /// Give this as `?cursor=` to get the next page; absent on the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
+    /// Of events: how far they have been read. Give this as `?cursor=` for those that come later,
+    /// also after restarts; absent in other lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<String>,
     /// Hosts that were to tell something and did not; absent: all have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
@@ -86,6 +90,7 @@ impl<T: Named> List<T> {
             generated_at: rfc3339(unix_ms),
             items,
             next_cursor,
+            position: None,
             missing: Vec::new(),
         }
     }

@@ -174,6 +174,12 @@ fn schemas() -> Value {
         if list {
             envelope["properties"]["next_cursor"] = json!({ "type": "string" });
         }
+        if list && name == "Event" {
+            let meaning =
+                "How far that is: as `cursor` it gives what comes later, also after restarts";
+            envelope["properties"]["position"] =
+                json!({ "type": "string", "description": meaning });
+        }
         all.insert(format!("{name}{}", if list { "List" } else { "Item" }), envelope);
     }
     all.insert("Problem".into(), problem());

@@ -77,7 +77,7 @@ pub const PREFIX: &str = "/api/v1";
 /// Query parameters, with their meaning.
 pub const QUERY: &[(&str, &str, &str)] = &[
     ("limit", "integer", "Items of one page, 1 to 1000"),
-    ("cursor", "string", "`next_cursor` of the page before"),
+    ("cursor", "string", "`next_cursor` of the page before; of events, any `position` too"),
     ("dry_run", "boolean", "Check everything, change nothing"),
     ("force", "boolean", "Also if a host that does not answer may use it"),
     ("scope", "string", "`cluster` (default), or `local`: only what the answering host knows"),

@@ -6,6 +6,7 @@
 
 use crate::envelope::Named;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 macro_rules! named {
@@ -420,6 +421,10 @@ pub struct Volume {
     pub policy: String,
     /// Failures of hosts that lose nothing.
     pub failures_to_tolerate: u8,
+    /// Ceiling in I/Os per second, of all its clients together; 0: none. Its policy's, until
+    /// another one is set.
+    #[serde(default)]
+    pub iops_limit: u32,
     /// How it is.
     pub state: VolumeState,
     /// Host that orders its I/O; absent before the first use.
@@ -463,6 +468,9 @@ pub struct VolumePatch {
     /// The new size may be smaller: what lies beyond is lost.
     #[serde(default)]
     pub shrink: bool,
+    /// Its new ceiling in I/Os per second, of all its clients together; 0: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops_limit: Option<u32>,
 }
 
 /// A new size.
@@ -711,6 +719,30 @@ pub struct Event {
     pub subject: String,
     /// One sentence.
     pub message: String,
+    /// Rises by one from event to event of its host, over restarts too.
+    #[serde(default)]
+    pub number: u64,
+    /// Id of the object (volume) it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// Name of the host it is about, if it is about one: not always the one that saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_host: Option<String>,
+    /// Id of the disk group it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Paths of the disks of that group.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<String>,
+    /// The numbers behind the message: `epoch`, `at_bytes`, `block`, `lost`, ...
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub numbers: BTreeMap<String, u64>,
+    /// Why it happened, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// What to do about it, if something is to be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
 }
 
 /// One client of a volume on the host that answers.

@@ -1,5 +1,5 @@
-//! From any thread to the shard's: a closure goes over, is run there as a task of its own, and its
-//! answer comes back.
+//! Calls from any thread to the shard's thread: a closure is sent there, runs as a task of its own,
+//! and its answer comes back.
 //!
 //! Invariants: at most [`CALLS_MAX`](atoll_api::limits::CALLS_MAX) closures wait; a caller that
 //! goes away does not stop what it has begun; when the shard has ended, every caller hears so.
@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type Job<E> = Box<dyn FnOnce(Rc<E>) -> Task + Send>;
 
-/// The callers' end. Clones are the same bridge.
+/// The end of the callers, on any thread. Clones are the same bridge.
 pub struct Bridge<E>(mpsc::Sender<Job<E>>);
 
 impl<E> Clone for Bridge<E> {
@@ -22,13 +22,13 @@ impl<E> Clone for Bridge<E> {
     }
 }
 
-/// The shard's end.
-pub struct Far<E>(mpsc::Receiver<Job<E>>);
+/// The end on the shard's thread, which runs what the callers send.
+pub struct ShardHandle<E>(mpsc::Receiver<Job<E>>);
 
 /// Both ends.
-pub fn bridge<E>() -> (Bridge<E>, Far<E>) {
+pub fn bridge<E>() -> (Bridge<E>, ShardHandle<E>) {
     let (sender, receiver) = mpsc::channel(limits::CALLS_MAX);
-    (Bridge(sender), Far(receiver))
+    (Bridge(sender), ShardHandle(receiver))
 }
 
 impl<E: 'static> Bridge<E> {
@@ -61,8 +61,8 @@ impl<E: 'static> Bridge<E> {
     }
 }
 
-impl<E: 'static> Far<E> {
-    /// Runs what comes over, until the last [`Bridge`] is dropped. Inside a `LocalSet`.
+impl<E: 'static> ShardHandle<E> {
+    /// Runs the closures that arrive, until the last [`Bridge`] is dropped. Inside a `LocalSet`.
     pub async fn serve(mut self, engine: Rc<E>) {
         while let Some(job) = self.0.recv().await {
             tokio::task::spawn_local(job(engine.clone()));
@@ -79,14 +79,14 @@ mod tests {
 
     #[test]
     fn closures_cross_and_answers_come_back_until_the_shard_ends() {
-        let (near, far) = bridge::<Cell<u32>>();
+        let (bridge, handle) = bridge::<Cell<u32>>();
         let shard = std::thread::Builder::new()
             .spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
                 let local = tokio::task::LocalSet::new();
                 local.block_on(&runtime, async {
                     let engine = Rc::new(Cell::new(1));
-                    tokio::task::spawn_local(far.serve(engine.clone()));
+                    tokio::task::spawn_local(handle.serve(engine.clone()));
                     while engine.get() < 3 {
                         tokio::task::yield_now().await;
                     }
@@ -96,13 +96,13 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let add = |by: u32| {
-                near.call(move |engine: Rc<Cell<u32>>| async move {
+                bridge.call(move |engine: Rc<Cell<u32>>| async move {
                     engine.set(engine.get() + by);
                     Ok(engine.get())
                 })
             };
             assert_eq!(add(1).await.unwrap(), 2);
-            let refused = near.call(|_| async { Err::<(), _>(Problem::new(Code::InUse, "x")) });
+            let refused = bridge.call(|_| async { Err::<(), _>(Problem::new(Code::InUse, "x")) });
             assert_eq!(refused.await.unwrap_err().code, Code::InUse);
             let _ = add(1).await; // ends the shard, perhaps before the answer
             shard.join().unwrap();

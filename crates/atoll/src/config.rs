@@ -23,8 +23,8 @@ const FILE_MAX: u64 = 1 << 20;
 pub const SOCKET_PATH_MAX: usize = 107;
 /// The largest number of days that a key takes.
 const DAYS_MAX: u64 = 3_650;
-/// The longest that `io.awake_us` accepts.
-const AWAKE_US_MAX: u64 = 10_000;
+/// The longest that `io.busy_poll_us` accepts.
+const BUSY_POLL_US_MAX: u64 = 10_000;
 /// Disks of one group: the cache and seven for capacity.
 const DISKS_MAX: usize = 8;
 
@@ -38,6 +38,13 @@ pub const OTHER_VARIABLES: &[&str] = &[
     "ATOLL_DISK_MIB",
     "ATOLL_GUEST",
     "ATOLL_PEERS",
+];
+
+/// Keys that were renamed: what they were called, and what they are called.
+const RENAMED: [(&str, &str); 3] = [
+    ("host.failure_domain", "host.fault_domain"),
+    ("io.awake_us", "io.busy_poll_us"),
+    ("io.quick_wake", "io.low_latency_wakeup"),
 ];
 
 /// Refuses variables that would set the configuration of one host, in a program that is none: they
@@ -122,7 +129,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 /// Every key outside `[[group]]`.
 pub const KEYS: &[Key] = &[
     key("host.name", Kind::Text, "", "Name of this host, unique in the cluster; empty: hostname"),
-    key("host.failure_domain", Kind::Text, "", "Copies never share one; empty: the host itself"),
+    key("host.fault_domain", Kind::Text, "", "Copies never share one; empty: the host itself"),
     key("host.data_dir", Kind::Path, "/var/lib/atoll", "This host's identity and lock"),
     key("network.api", Kind::Address, "127.0.0.1:8460", "REST and metrics over TCP; empty: none"),
     key(
@@ -159,14 +166,14 @@ pub const KEYS: &[Key] = &[
         "How disks are driven; auto: io_uring where it works, else threads",
     ),
     key(
-        "io.awake_us",
-        Kind::Number("microseconds", AWAKE_US_MAX),
+        "io.busy_poll_us",
+        Kind::Number("microseconds", BUSY_POLL_US_MAX),
         "300",
-        "How long to look for the next event before going to sleep, while at most 16 small \
-         requests are under way; 0: not at all",
+        "The longest busy poll for the next event before a host sleeps, while at most 16 small \
+         requests are under way; 0: none",
     ),
     key(
-        "io.quick_wake",
+        "io.low_latency_wakeup",
         Kind::Flag,
         "true",
         "Keep this machine's processors from sleeping deeply while clients or disks are busy",
@@ -206,8 +213,8 @@ pub const GROUP_KEYS: &[(&str, &str)] = &[
 pub struct Config {
     /// `host.name`.
     pub host_name: String,
-    /// `host.failure_domain`.
-    pub failure_domain: String,
+    /// `host.fault_domain`.
+    pub fault_domain: String,
     /// `host.data_dir`.
     pub data_dir: PathBuf,
     /// `network.api`.
@@ -224,10 +231,10 @@ pub struct Config {
     pub directory_socket: PathBuf,
     /// `io.backend`.
     pub backend: Backend,
-    /// `io.awake_us`.
-    pub awake: Nanos,
-    /// `io.quick_wake`.
-    pub quick_wake: bool,
+    /// `io.busy_poll_us`.
+    pub busy_poll: Nanos,
+    /// `io.low_latency_wakeup`.
+    pub low_latency_wakeup: bool,
     /// `scrub.every_days`.
     pub scrub_every_days: u64,
     /// `scrub.rate`, bytes per second.
@@ -474,12 +481,12 @@ impl Reader {
         };
         atoll_api::name::check("host", &host_name)
             .map_err(|why| bad(format!("{}: {why}", self.place("host.name"))))?;
-        let failure_domain = match self.text("host.failure_domain") {
+        let fault_domain = match self.text("host.fault_domain") {
             "" => host_name.clone(),
             name => name.to_owned(),
         };
-        atoll_api::name::check("failure domain", &failure_domain)
-            .map_err(|why| bad(format!("{}: {why}", self.place("host.failure_domain"))))?;
+        atoll_api::name::check("fault domain", &fault_domain)
+            .map_err(|why| bad(format!("{}: {why}", self.place("host.fault_domain"))))?;
         let open = self.flag("network.allow_unprotected");
         let api = self.address("network.api", open)?;
         let nbd_tcp = self.address("frontends.nbd.tcp", open)?;
@@ -509,8 +516,8 @@ impl Reader {
                 "threads" => Backend::Threads,
                 _ => Backend::Auto,
             },
-            awake: Nanos::from_us(self.text("io.awake_us").parse().expect(CHECKED)),
-            quick_wake: self.flag("io.quick_wake"),
+            busy_poll: Nanos::from_us(self.text("io.busy_poll_us").parse().expect(CHECKED)),
+            low_latency_wakeup: self.flag("io.low_latency_wakeup"),
             nbd_socket: self.socket("frontends.nbd.unix"),
             nbd_tcp,
             scrub_every_days: self.text("scrub.every_days").parse().expect(CHECKED),
@@ -518,7 +525,7 @@ impl Reader {
             log_level: self.text("log.level").to_owned(),
             log_json: self.text("log.format") == "json",
             host_name,
-            failure_domain,
+            fault_domain,
             groups: self.groups,
         })
     }
@@ -822,8 +829,13 @@ fn bad_value(place: &str, key: &Key, why: &str) -> Problem {
 
 fn unknown(place: &str, section: &str, name: &str, known: &[&str]) -> Problem {
     let inside = if section.is_empty() { String::new() } else { format!(" in [{section}]") };
-    let near = nearest(name, known.iter().copied());
-    let near = near.map(|near| format!("did you mean '{near}'? ")).unwrap_or_default();
+    let path = format!("{section}.{name}");
+    let renamed = RENAMED.iter().find(|(old, _)| *old == path);
+    let near = match (renamed, nearest(name, known.iter().copied())) {
+        (Some((_, new)), _) => format!("it is called '{new}' now; "),
+        (None, Some(near)) => format!("did you mean '{near}'? "),
+        (None, None) => String::new(),
+    };
     bad(format!("{place}: unknown key {}{inside}", show(name)))
         .hint(format!("{near}accepted: {}", known.join(", ")))
 }
@@ -917,7 +929,12 @@ mod tests {
         (
             "[host]\nnmae = \"a\"\n",
             "atoll.toml:2: unknown key 'nmae' in [host]",
-            "did you mean 'name'? accepted: name, failure_domain, data_dir",
+            "did you mean 'name'? accepted: name, fault_domain, data_dir",
+        ),
+        (
+            "[host]\nfailure_domain = \"a\"\n",
+            "atoll.toml:2: unknown key 'failure_domain' in [host]",
+            "it is called 'host.fault_domain' now; accepted: name, fault_domain, data_dir",
         ),
         (
             "\n[hosts]\nname = \"a\"\n",
@@ -949,9 +966,15 @@ mod tests {
             "accepted: a number of days, 0 to 3650",
         ),
         (
-            "[io]\nawake_us = 10001\n",
-            "atoll.toml:2: io.awake_us: '10001' is not a whole number from 0 to 10000",
+            "[io]\nbusy_poll_us = 10001\n",
+            "atoll.toml:2: io.busy_poll_us: '10001' is not a whole number from 0 to 10000",
             "accepted: a number of microseconds, 0 to 10000",
+        ),
+        (
+            "[io]\nquick_wake = false\n",
+            "atoll.toml:2: unknown key 'quick_wake' in [io]",
+            "it is called 'io.low_latency_wakeup' now; accepted: backend, busy_poll_us, \
+             low_latency_wakeup",
         ),
         (
             "[scrub]\nrate = \"4k\"\n",
@@ -971,7 +994,7 @@ mod tests {
         (
             "host = 3\n",
             "atoll.toml:1: 'host' is a section, not a value",
-            "accepted inside: name, failure_domain, data_dir",
+            "accepted inside: name, fault_domain, data_dir",
         ),
         (
             "[network]\napi = \"localhost\"\n",
@@ -1116,11 +1139,11 @@ mod tests {
         ];
         let config = Config::load(&path, environment).unwrap();
         assert_eq!(config.host_name, "h1");
-        assert_eq!(config.failure_domain, "h1");
+        assert_eq!(config.fault_domain, "h1");
         assert_eq!(config.log_level, "warn");
         assert!(config.log_json);
         assert_eq!((config.scrub_every_days, config.scrub_rate), (30, 20 << 20));
-        assert_eq!(config.awake, atoll_real::limits::AWAKE_MAX);
+        assert_eq!(config.busy_poll, atoll_real::limits::BUSY_POLL_MAX);
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.api_names, ["storage.lan", "gate:9000"]);
         assert!(!config.api_writable);

@@ -27,9 +27,9 @@ pub enum Scope {
     Local,
 }
 
-/// A condition and a rehearsal, the same for every change.
+/// How a change is made: the same options for every operation that changes something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Change {
+pub struct ChangeOptions {
     /// Check everything, change nothing.
     pub dry_run: bool,
     /// Also where a host that does not answer may have clients of it.
@@ -44,10 +44,21 @@ pub type EventMarks = BTreeMap<HostId, EventMark>;
 /// Events, and how far they have been read with them.
 #[derive(Clone, Debug, Default)]
 pub struct EventsRead {
-    /// The oldest first, by the clocks of those who saw them.
-    pub events: Vec<Event>,
-    /// For the next call.
-    pub read: EventMarks,
+    /// The oldest first, by the clocks of those who saw them; of each, whose it is and its mark.
+    pub events: Vec<(Event, HostId, EventMark)>,
+    /// How far each host had been read before them.
+    pub begun: EventMarks,
+    /// There are more.
+    pub more: bool,
+}
+
+impl EventsRead {
+    /// How far each host has been read with them: for the next call.
+    pub fn read(&self) -> EventMarks {
+        let mut read = self.begun.clone();
+        read.extend(self.events.iter().map(|&(_, host, mark)| (host, mark)));
+        read
+    }
 }
 
 /// One number of the metrics page.
@@ -111,7 +122,8 @@ impl<T> Told<T> {
     }
 }
 
-type Answer<T> = Result<T, Problem>;
+/// What an operation returns.
+type ControlResult<T> = Result<T, Problem>;
 /// Collected from several hosts, unless the scope is the local one.
 type Collected<T> = Result<Told<T>, Problem>;
 
@@ -123,92 +135,101 @@ pub trait Control: Clone + Send + Sync + 'static {
     /// Whether this host serves volumes now; if not, why.
     fn ready(&self) -> impl Future<Output = Result<(), String>> + Send;
     /// Numbers for Prometheus, of this host alone.
-    fn metrics(&self) -> impl Future<Output = Answer<Vec<Sample>>> + Send;
+    fn metrics(&self) -> impl Future<Output = ControlResult<Vec<Sample>>> + Send;
 
     fn status(&self, scope: Scope) -> impl Future<Output = Collected<Status>> + Send;
-    fn cluster(&self) -> impl Future<Output = Answer<Cluster>> + Send;
+    fn cluster(&self) -> impl Future<Output = ControlResult<Cluster>> + Send;
     fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
     fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
-    fn disks(&self, host: &str) -> impl Future<Output = Answer<Vec<Disk>>> + Send;
+    fn disks(&self, host: &str) -> impl Future<Output = ControlResult<Vec<Disk>>> + Send;
     fn disk_wipe(
         &self,
         host: &str,
         request: DiskWipeRequest,
-        change: Change,
-    ) -> impl Future<Output = Answer<DiskWipe>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<DiskWipe>> + Send;
     fn groups(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Group>>> + Send;
     fn group_create(
         &self,
         request: GroupCreate,
-        change: Change,
-    ) -> impl Future<Output = Answer<Group>> + Send;
-    fn policies(&self) -> impl Future<Output = Answer<Vec<Policy>>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Group>> + Send;
+    fn policies(&self) -> impl Future<Output = ControlResult<Vec<Policy>>> + Send;
     fn policy_create(
         &self,
         policy: Policy,
-        change: Change,
-    ) -> impl Future<Output = Answer<Policy>> + Send;
-    fn policy_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Policy>> + Send;
+    fn policy_delete(
+        &self,
+        name: &str,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<()>> + Send;
     fn policy_check(
         &self,
         name: &str,
         size_bytes: u64,
-    ) -> impl Future<Output = Answer<PolicyCheck>> + Send;
+    ) -> impl Future<Output = ControlResult<PolicyCheck>> + Send;
     fn volumes(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Volume>>> + Send;
     fn volume(&self, name: &str) -> impl Future<Output = Collected<Volume>> + Send;
     fn volume_create(
         &self,
         request: VolumeCreate,
-        change: Change,
-    ) -> impl Future<Output = Answer<Volume>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Volume>> + Send;
     fn volume_patch(
         &self,
         name: &str,
         patch: VolumePatch,
-        change: Change,
+        change: ChangeOptions,
     ) -> impl Future<Output = Collected<Volume>> + Send;
-    fn volume_delete(&self, name: &str, change: Change) -> impl Future<Output = Answer<()>> + Send;
+    fn volume_delete(
+        &self,
+        name: &str,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<()>> + Send;
     fn volume_lock(
         &self,
         name: &str,
         request: VolumeLockRequest,
-        change: Change,
-    ) -> impl Future<Output = Answer<VolumeLock>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<VolumeLock>> + Send;
     fn volume_unlock(
         &self,
         name: &str,
         token: u64,
-        change: Change,
-    ) -> impl Future<Output = Answer<()>> + Send;
-    fn placement(&self, name: &str) -> impl Future<Output = Answer<Placement>> + Send;
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<()>> + Send;
+    fn placement(&self, name: &str) -> impl Future<Output = ControlResult<Placement>> + Send;
     fn resync(&self, scope: Scope) -> impl Future<Output = Collected<Resync>> + Send;
     fn resync_patch(
         &self,
         patch: ResyncPatch,
-        change: Change,
+        change: ChangeOptions,
     ) -> impl Future<Output = Collected<Resync>> + Send;
     fn scrubs(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
     fn scrub_start(
         &self,
         request: ScrubStart,
         scope: Scope,
-        change: Change,
+        change: ChangeOptions,
     ) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
     /// Stops the scrub of that group, or of all; how they are then.
     fn scrub_stop(
         &self,
         group: Option<&str>,
         scope: Scope,
-        change: Change,
+        change: ChangeOptions,
     ) -> impl Future<Output = Collected<Vec<Scrub>>> + Send;
     fn tasks(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Task>>> + Send;
-    /// Events that are still remembered and were not read, the oldest first: of hosts that nothing
-    /// was read of, those with an id above `since`.
+    /// Events that are still kept and were not read, at most `max` (1 to 1,000), the oldest first:
+    /// of hosts that nothing was read of, from the first on with an id above `since`.
     fn events(
         &self,
         scope: Scope,
         since: u64,
         read: EventMarks,
+        max: usize,
     ) -> impl Future<Output = Collected<EventsRead>> + Send;
     fn sessions(
         &self,

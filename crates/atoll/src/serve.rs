@@ -4,10 +4,10 @@
 //! Invariants: sockets are bound and the data directory is locked before a disk is touched; the
 //! process ends when the shard ends; SIGTERM and SIGINT stop it in order.
 
-use crate::bridge::{Far, bridge};
+use crate::bridge::{ShardHandle, bridge};
 use crate::cli::args::{Directory, Serve};
+use crate::cli::context::{Context, Interrupt};
 use crate::cli::out::Run;
-use crate::cli::{Context, Interrupt};
 use crate::config::{self, Config};
 use crate::descriptors::{self, Shares};
 use crate::engine::{Bound, Engine, EngineControl};
@@ -18,7 +18,7 @@ use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_real::directory::DirectoryServer;
-use atoll_real::{Shard, stay_awake, wake_quickly};
+use atoll_real::{Shard, limit_cpu_latency, set_busy_poll_max};
 use std::io::Read;
 use tokio::sync::{oneshot, watch};
 
@@ -42,13 +42,13 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     };
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
     let listeners = listeners.at_most(shares.api);
-    let (near, far) = bridge::<Engine>();
+    let (near, handle) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
     let (ended, mut end) = oneshot::channel();
     let (give_up, stop) = stop_signal(&context.interrupt);
     let (shard_config, shard_stop) = (config.clone(), stop.clone());
     let shard = Shard::start("shard-0", move || async move {
-        let outcome = shard(shard_config, host, shares, data, far, sender, shard_stop).await;
+        let outcome = shard(shard_config, host, shares, data, handle, sender, shard_stop).await;
         let _ = ended.send(());
         outcome
     })
@@ -103,13 +103,13 @@ async fn shard(
     host: HostId,
     shares: Shares,
     data: DataDir,
-    far: Far<Engine>,
+    handle: ShardHandle<Engine>,
     bound: oneshot::Sender<Result<(), Problem>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
-    stay_awake(config.awake);
-    if config.quick_wake
-        && let Err(error) = wake_quickly()
+    set_busy_poll_max(config.busy_poll);
+    if config.low_latency_wakeup
+        && let Err(error) = limit_cpu_latency()
     {
         tracing::info!(
             "{error}: processors sleep as deeply as the system lets them, clients wait longer"
@@ -124,7 +124,7 @@ async fn shard(
     };
     let _ = bound.send(Ok(()));
     let engine = Engine::new(config, host, shares.nbd);
-    tokio::task::spawn_local(far.serve(engine.clone()));
+    tokio::task::spawn_local(handle.serve(engine.clone()));
     engine.live(sockets, &data, stop).await
 }
 

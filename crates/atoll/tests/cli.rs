@@ -94,6 +94,7 @@ fn every_form_of_a_list() {
             "0",
             "0",
             "0",
+            "none",
             "1",
             "2026-11-20",
             "12:00:00",
@@ -913,7 +914,7 @@ fn a_bad_configuration_is_refused_with_its_line() {
         done.err,
         format!(
             "error[E0003]: {file}:3: unknown key 'colour' in [host]\n\
-             hint: accepted: name, failure_domain, data_dir\n"
+             hint: accepted: name, fault_domain, data_dir\n"
         )
     );
     std::fs::write(&path, "[host]\nname = \"h\"\n").unwrap();
@@ -926,7 +927,7 @@ fn a_bad_configuration_is_refused_with_its_line() {
 #[test]
 fn the_simulator_runs_and_replays_a_seed() {
     let many =
-        ["sim", "run", "--seeds", "0..2", "--ops", "30", "-q", "-o", "json", "--ideal-store"];
+        ["sim", "run", "--seeds", "0..2", "--ops", "30", "-q", "-o", "json", "--reference-store"];
     let done = said(program(None, &many).output().unwrap());
     let report: serde_json::Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(report["kind"], "SimReport");
@@ -934,7 +935,7 @@ fn the_simulator_runs_and_replays_a_seed() {
     let failed = report["item"]["failed"].as_array().unwrap().len();
     assert_eq!(done.code, i32::from(failed > 0), "{}{}", done.out, done.err);
     let hash = |more: &[&str]| {
-        let replay = ["sim", "run", "--seed", "1", "--ops", "30", "--ideal-store"];
+        let replay = ["sim", "run", "--seed", "1", "--ops", "30", "--reference-store"];
         let done = said(program(None, &[&replay[..], more].concat()).output().unwrap());
         let last = done.out.lines().last().unwrap_or_default().to_owned();
         assert!(last.starts_with("seed 1: hash "), "{}{}", done.out, done.err);
@@ -957,7 +958,8 @@ fn a_seed_that_does_not_end_is_named() {
 
 #[test]
 fn a_timed_run_ends_with_the_line_that_counts() {
-    let words = ["sim", "run", "--seeds", "5..", "--time", "1s", "--ops", "30", "--ideal-store"];
+    let words =
+        ["sim", "run", "--seeds", "5..", "--time", "1s", "--ops", "30", "--reference-store"];
     let done = said(program(None, &[&words[..], &["--report"]].concat()).output().unwrap());
     let last = done.out.lines().last().unwrap();
     let counts: Vec<&str> = last.split(", ").map(|c| c.split_once(' ').unwrap().1).collect();
@@ -993,7 +995,7 @@ fn clusters_of_modelled_hardware_are_measured() {
 #[test]
 fn a_part_of_a_seed_can_be_run_and_a_sound_one_is_not_shrunk() {
     let run = |more: &[&str]| {
-        let words = ["sim", "run", "--seed", "6", "--ops", "30", "--ideal-store", "-o", "json"];
+        let words = ["sim", "run", "--seed", "6", "--ops", "30", "--reference-store", "-o", "json"];
         let done = said(program(None, &[&words[..], more].concat()).output().unwrap());
         let outcome: serde_json::Value = serde_json::from_str(&done.out).unwrap();
         assert_eq!(outcome["kind"], "SimOutcome");
@@ -1003,7 +1005,8 @@ fn a_part_of_a_seed_can_be_run_and_a_sound_one_is_not_shrunk() {
     let calm = run(&["--only", "none"]);
     assert!(calm["faults"].as_object().unwrap().values().all(|n| n == 0), "{calm}");
     assert!(calm["events"].as_array().unwrap().is_empty());
-    let words = ["sim", "shrink", "--seed", "1", "--ops", "30", "--ideal-store", "--only", "none"];
+    let words =
+        ["sim", "shrink", "--seed", "1", "--ops", "30", "--reference-store", "--only", "none"];
     let done = said(program(None, &words).output().unwrap());
     assert_eq!((done.code, done.out.as_str()), (1, ""));
     assert!(done.err.contains("seed 1 finds no violation") && done.err.contains("\nhint: give it"));
@@ -1014,7 +1017,7 @@ fn a_run_is_drawn_as_one_page() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("run.html");
     let words = |out: &Path| {
-        let words = ["sim", "timeline", "--seed", "2", "--ops", "30", "--ideal-store", "--out"];
+        let words = ["sim", "timeline", "--seed", "2", "--ops", "30", "--reference-store", "--out"];
         said(program(None, &words).arg(out).output().unwrap())
     };
     let done = words(&page);

@@ -15,7 +15,7 @@
 //! | kind | from | body | answered by | safe to repeat |
 //! | --- | --- | --- | --- | --- |
 //! | 1 hello | client | versions spoken, directory and revision seen before | 101, 102 | yes |
-//! | 2 txn | client | comparisons, changes | 103, 110 | no: `protocol.md` R12 |
+//! | 2 txn | client | comparisons, changes | 103, 110 | no: R12 of `docs/mirror.md` |
 //! | 3 get | client | key | 104, 110 | yes |
 //! | 4 list | client | prefix | 105 (several), 110 | yes |
 //! | 5 poll | client | prefix, revision | 106, 110 | yes |
@@ -31,7 +31,7 @@ use crate::limits::{CHANGES_MAX, COMPARES_MAX, FRAME_BODY_MAX, KEY_MAX, VALUE_MA
 use crate::state::Events;
 use atoll_format::checksum::crc;
 use atoll_world::directory::{
-    Change, Compare, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, WatchEvent,
+    Compare, DirectoryError, Entry, KeyChange, Listing, Revision, Txn, TxnReply, WatchEvent,
 };
 
 /// The first four bytes of every frame.
@@ -215,8 +215,8 @@ pub fn encode_request(id: u64, request: &Request) -> Vec<u8> {
             put_u32(&mut body, txn.changes.len());
             for change in &txn.changes {
                 let (key, value) = match change {
-                    Change::Put(key, value) => (key, Some(value.as_slice())),
-                    Change::Delete(key) => (key, None),
+                    KeyChange::Put(key, value) => (key, Some(value.as_slice())),
+                    KeyChange::Delete(key) => (key, None),
                 };
                 put_bytes(&mut body, key.as_bytes());
                 put_option(&mut body, value);
@@ -269,8 +269,8 @@ pub fn decode_request(head: &Head, body: &[u8]) -> Result<Request, FrameError> {
             for _ in 0..fields.count(CHANGES_MAX)? {
                 let key = fields.text(KEY_MAX)?;
                 txn.changes.push(match fields.option(VALUE_MAX)? {
-                    Some(value) => Change::Put(key, value),
-                    None => Change::Delete(key),
+                    Some(value) => KeyChange::Put(key, value),
+                    None => KeyChange::Delete(key),
                 });
             }
             Request::Txn(txn)
@@ -561,8 +561,8 @@ mod tests {
     fn requests() -> impl Strategy<Value = Request> {
         let change = ("[a-z/]{1,9}", proptest::option::of(proptest::collection::vec(0u8.., 0..50)))
             .prop_map(|(key, value)| match value {
-                Some(value) => Change::Put(key, value),
-                None => Change::Delete(key),
+                Some(value) => KeyChange::Put(key, value),
+                None => KeyChange::Delete(key),
             });
         let compare =
             ("[a-z/]{1,9}", 0u64..).prop_map(|(key, n)| Compare { key, modified: Revision(n) });
@@ -662,7 +662,8 @@ mod tests {
 
     fn every_request() -> Vec<Request> {
         let compare = Compare { key: "a".into(), modified: Revision(2) };
-        let changes = vec![Change::Put("a".into(), b"xy".to_vec()), Change::Delete("b".into())];
+        let changes =
+            vec![KeyChange::Put("a".into(), b"xy".to_vec()), KeyChange::Delete("b".into())];
         vec![
             Request::Hello { oldest: 1, newest: 1, directory: 0x0a0b, seen: Revision(0x0c) },
             Request::Txn(Txn { compares: vec![compare], changes }),

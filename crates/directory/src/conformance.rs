@@ -8,7 +8,7 @@
 
 use atoll_world::Nanos;
 use atoll_world::directory::{
-    Change, Compare, Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch,
+    Compare, Directory, DirectoryError, Entry, KeyChange, Listing, Revision, Txn, TxnReply, Watch,
     WatchEvent,
 };
 use futures_util::future::join_all;
@@ -58,12 +58,12 @@ fn key(name: &str) -> String {
     format!("conformance/{name}")
 }
 
-fn put(name: &str, value: impl Into<Vec<u8>>) -> Change {
-    Change::Put(key(name), value.into())
+fn put(name: &str, value: impl Into<Vec<u8>>) -> KeyChange {
+    KeyChange::Put(key(name), value.into())
 }
 
-fn delete(name: &str) -> Change {
-    Change::Delete(key(name))
+fn delete(name: &str) -> KeyChange {
+    KeyChange::Delete(key(name))
 }
 
 fn at(name: &str, modified: Revision) -> Compare {
@@ -81,13 +81,13 @@ where
     }
 
     /// One transaction that must be answered.
-    async fn txn(&self, compares: Vec<Compare>, changes: Vec<Change>) -> TxnReply {
+    async fn txn(&self, compares: Vec<Compare>, changes: Vec<KeyChange>) -> TxnReply {
         let txn = Txn { compares, changes };
         self.client(0).txn(txn).await.expect("the directory answers")
     }
 
     /// Changes without a condition; its revision.
-    async fn write(&self, changes: Vec<Change>) -> Revision {
+    async fn write(&self, changes: Vec<KeyChange>) -> Revision {
         match self.txn(vec![], changes).await {
             TxnReply::Done(revision) => revision,
             TxnReply::Conflict(seen) => panic!("a conflict without a comparison: {seen:?}"),
@@ -122,7 +122,7 @@ where
                 break;
             }
             for part in entries.chunks(100) {
-                let changes = part.iter().map(|e| Change::Delete(e.key.clone())).collect();
+                let changes = part.iter().map(|e| KeyChange::Delete(e.key.clone())).collect();
                 self.write(changes).await;
             }
         }
@@ -223,7 +223,7 @@ where
             ("no change", vec![]),
             ("a value beyond the limit", vec![put("limit", too_large)]),
             ("a key beyond the limit", vec![put("limit", "z"), put(&long, "z")]),
-            ("an empty key", vec![put("limit", "z"), Change::Delete(String::new())]),
+            ("an empty key", vec![put("limit", "z"), KeyChange::Delete(String::new())]),
             ("one key twice", vec![put("limit", "z"), delete("limit")]),
             ("too many changes", (0..2000).map(|i| put(&format!("limit/{i}"), "z")).collect()),
         ] {
@@ -385,7 +385,7 @@ where
                 let value = format!("{}", count + 1).into_bytes();
                 let txn = Txn {
                     compares: vec![Compare { key: key("count"), modified: entry.modified }],
-                    changes: vec![Change::Put(key("count"), value.clone())],
+                    changes: vec![KeyChange::Put(key("count"), value.clone())],
                 };
                 match client.txn(txn).await.expect("the directory answers") {
                     TxnReply::Done(modified) => {

@@ -13,9 +13,9 @@ use std::rc::Rc;
 
 /// A directory in memory. Clones are the same directory, on one shard.
 #[derive(Clone)]
-pub struct MemoryDirectory(Rc<Inner>);
+pub struct MemoryDirectory(Rc<SharedDirectory>);
 
-struct Inner {
+struct SharedDirectory {
     state: RefCell<DirectoryState>,
     changed: Notify,
     clock: Box<dyn Fn() -> Nanos>,
@@ -29,7 +29,7 @@ impl MemoryDirectory {
 
     /// A directory that holds `state`.
     pub fn with_state(state: DirectoryState, clock: impl Fn() -> Nanos + 'static) -> Self {
-        Self(Rc::new(Inner {
+        Self(Rc::new(SharedDirectory {
             state: RefCell::new(state),
             changed: Notify::default(),
             clock: Box::new(clock),

@@ -16,7 +16,7 @@ use crate::limits::{
 };
 use atoll_world::Nanos;
 use atoll_world::directory::{
-    Change, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, WatchEvent,
+    DirectoryError, Entry, KeyChange, Listing, Revision, Txn, TxnReply, WatchEvent,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -151,8 +151,8 @@ impl DirectoryState {
         for change in &txn.changes {
             let before = look(change_key(change)).map_or(0, |s| cost(change_key(change), &s.value));
             let after = match change {
-                Change::Put(key, value) => cost(key, value),
-                Change::Delete(_) => 0,
+                KeyChange::Put(key, value) => cost(key, value),
+                KeyChange::Delete(_) => 0,
             };
             creates |= before == 0 && after > 0;
             growth += after as isize - before as isize;
@@ -168,9 +168,9 @@ impl DirectoryState {
         let revision = Revision(self.revision.max(batch.revision).0 + 1);
         for change in &txn.changes {
             let (key, value) = match change {
-                Change::Put(key, value) => (key, Some(Arc::<[u8]>::from(value.as_slice()))),
-                Change::Delete(key) if self.look(batch, key).is_none() => continue,
-                Change::Delete(key) => (key, None),
+                KeyChange::Put(key, value) => (key, Some(Arc::<[u8]>::from(value.as_slice()))),
+                KeyChange::Delete(key) if self.look(batch, key).is_none() => continue,
+                KeyChange::Delete(key) => (key, None),
             };
             let key: Arc<str> = key.as_str().into();
             let stored = value.clone().map(|value| Stored { value, modified: revision });
@@ -343,7 +343,7 @@ pub fn check_txn(txn: &Txn) -> Result<(), DirectoryError> {
         check_key(change_key(change))?;
         keys.push(change_key(change));
         bytes += change_key(change).len();
-        if let Change::Put(key, value) = change {
+        if let KeyChange::Put(key, value) = change {
             bytes += value.len();
             if value.len() > VALUE_MAX {
                 return refused(format!(
@@ -388,9 +388,9 @@ pub fn check_prefix(prefix: &str) -> Result<(), DirectoryError> {
     Ok(())
 }
 
-fn change_key(change: &Change) -> &str {
+fn change_key(change: &KeyChange) -> &str {
     match change {
-        Change::Put(key, _) | Change::Delete(key) => key,
+        KeyChange::Put(key, _) | KeyChange::Delete(key) => key,
     }
 }
 
@@ -407,10 +407,10 @@ mod tests {
     use super::{Batch, DirectoryState, Stored};
     use crate::limits::{HISTORY_BYTES_MAX, HISTORY_EVENTS_MAX, TOTAL_BYTES_MAX, VALUE_MAX};
     use atoll_world::Nanos;
-    use atoll_world::directory::{Change, Compare, DirectoryError, Revision, Txn, TxnReply};
+    use atoll_world::directory::{Compare, DirectoryError, KeyChange, Revision, Txn, TxnReply};
 
     fn put(key: &str, value: &[u8]) -> Txn {
-        Txn { compares: vec![], changes: vec![Change::Put(key.into(), value.to_vec())] }
+        Txn { compares: vec![], changes: vec![KeyChange::Put(key.into(), value.to_vec())] }
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod tests {
         let mut state = DirectoryState::new();
         let two = Txn {
             compares: vec![],
-            changes: vec![Change::Put("a".into(), vec![]), Change::Put("b".into(), vec![])],
+            changes: vec![KeyChange::Put("a".into(), vec![]), KeyChange::Put("b".into(), vec![])],
         };
         for _ in 0..HISTORY_EVENTS_MAX {
             state.apply(&two).unwrap();
@@ -498,7 +498,7 @@ mod tests {
         assert!(matches!(&error, DirectoryError::Refused(why) if why.contains("full")), "{error}");
         assert!(state.bytes() <= TOTAL_BYTES_MAX);
         state.apply(&put("k0", &vec![1; VALUE_MAX])).expect("a change of what exists");
-        let delete = Txn { compares: vec![], changes: vec![Change::Delete("k1".into())] };
+        let delete = Txn { compares: vec![], changes: vec![KeyChange::Delete("k1".into())] };
         state.apply(&delete).expect("a delete");
         state.apply(&put(&format!("k{i}"), &vec![0; VALUE_MAX - 9])).expect("room again");
         let before = state.bytes();

@@ -2,7 +2,7 @@
 //! and other people's files.
 
 use atoll_directory::{Batch, DirectoryFile, DirectoryState, FileError};
-use atoll_world::directory::{Change, Entry, Revision, Txn};
+use atoll_world::directory::{Entry, KeyChange, Revision, Txn};
 use redb::StorageBackend;
 use std::io;
 use std::ops::Bound;
@@ -173,16 +173,16 @@ fn random_batch(state: &DirectoryState, chance: &mut Chance) -> Batch {
         let mut changes = Vec::new();
         for name in 0..12 {
             match chance.below(6) {
-                0 => changes.push(Change::Delete(format!("k{name}"))),
+                0 => changes.push(KeyChange::Delete(format!("k{name}"))),
                 1 | 2 => {
                     let len = [0, 10, 700, 9000][chance.below(4)];
                     let byte = chance.next() as u8;
-                    changes.push(Change::Put(format!("k{name}"), vec![byte; len]));
+                    changes.push(KeyChange::Put(format!("k{name}"), vec![byte; len]));
                 }
                 _ => {}
             }
         }
-        changes.push(Change::Put("always".into(), chance.next().to_le_bytes().to_vec()));
+        changes.push(KeyChange::Put("always".into(), chance.next().to_le_bytes().to_vec()));
         state.stage(&mut batch, &Txn { compares: vec![], changes }).expect("within the limits");
     }
     batch
@@ -365,7 +365,7 @@ fn a_full_disk_fails_the_commit_and_a_new_start_goes_on() {
     let mut chance = Chance(3);
     let failed = (0..2000).find_map(|i| {
         let mut batch = Batch::default();
-        let changes = vec![Change::Put(format!("fill{i}"), vec![i as u8; 60_000])];
+        let changes = vec![KeyChange::Put(format!("fill{i}"), vec![i as u8; 60_000])];
         state.stage(&mut batch, &Txn { compares: vec![], changes }).expect("within the limits");
         match file.commit(&batch) {
             Ok(()) => {
@@ -380,7 +380,7 @@ fn a_full_disk_fails_the_commit_and_a_new_start_goes_on() {
     drop(file);
     let (mut file, mut again) = open(&medium).expect("a full disk still starts");
     assert_eq!(entries(&again), entries(&state));
-    let delete = Txn { compares: vec![], changes: vec![Change::Delete("fill0".into())] };
+    let delete = Txn { compares: vec![], changes: vec![KeyChange::Delete("fill0".into())] };
     let mut batch = Batch::default();
     again.stage(&mut batch, &delete).expect("within the limits");
     file.commit(&batch).expect("a full disk still deletes");

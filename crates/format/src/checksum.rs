@@ -2,7 +2,7 @@
 //!
 //! The CRC of a payload block is computed once, at the front end, and travels with it. What is
 //! stored is that CRC xor a mix of (component, block), so that a misdirected write cannot pass
-//! (`store.md` rule 9); going from one to the other costs no pass over the data.
+//! (S9 of `docs/store.md`); going from one to the other costs no pass over the data.
 
 use crate::id::ComponentId;
 use crate::units::BLOCK_LEN;

@@ -586,6 +586,10 @@ impl CheckpointHead {
             return Err(MetaError::Damaged);
         }
         known_version(raw.version)?;
+        // Both count from 1, and go on from here.
+        if raw.journal_seq.get() == 0 || raw.generation.get() == u64::MAX {
+            return Err(MetaError::Damaged);
+        }
         Ok(Self {
             salt,
             generation: raw.generation.get(),

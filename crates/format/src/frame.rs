@@ -17,9 +17,9 @@ pub const MAGIC: [u8; 4] = *b"ATLf";
 /// The version of handshake frames, for ever.
 pub const VERSION_HANDSHAKE: u16 = 0;
 /// The oldest version this program speaks after the handshake.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 /// The newest version this program speaks after the handshake.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 /// Optional abilities this program offers; both sides use what both offer. None so far.
 pub const FEATURES: u64 = 0;
 /// Length of the head, in bytes.
@@ -543,12 +543,13 @@ impl Hello {
 mod tests {
     use super::{
         BODY_MAX, FrameError, FrameHead, FrameKind, HEAD_LEN, Hello, PAYLOAD_MAX, RawHead,
+        VERSION_MAX,
     };
     use crate::checksum::crc;
     use crate::id::{ClusterId, HostId, Incarnation};
     use zerocopy::{FromBytes, IntoBytes};
 
-    const GOLDEN: &str = include_str!("../golden/frame.v1.hex");
+    const GOLDEN: &str = include_str!("../golden/frame.v2.hex");
 
     fn hex(bytes: &[u8]) -> String {
         let line = |l: &[u8]| l.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
@@ -574,15 +575,22 @@ mod tests {
     fn request(checked: bool) -> (FrameHead, Vec<u8>, Vec<u8>) {
         let (body, payload) = (b"body".to_vec(), vec![7; 4096]);
         let pieces = [&payload[..1000], &payload[1000..]];
-        let mut head =
-            FrameHead::message(1, FrameKind::Request, 0x0102_0304, 9, &body, pieces, checked)
-                .unwrap();
+        let mut head = FrameHead::message(
+            VERSION_MAX,
+            FrameKind::Request,
+            0x0102_0304,
+            9,
+            &body,
+            pieces,
+            checked,
+        )
+        .unwrap();
         head.load = 200;
         (head, body, payload)
     }
 
     #[test]
-    fn the_bytes_of_version_1_never_change() {
+    fn the_bytes_of_version_2_never_change() {
         let hello = hello().encode();
         let made = [
             &request(false).0.encode()[..],
@@ -646,14 +654,14 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused_even_with_a_right_crc() {
         let (request, ..) = request(false);
-        let ping = FrameHead::new(1, FrameKind::Ping, 3, &[]);
+        let ping = FrameHead::new(VERSION_MAX, FrameKind::Ping, 3, &[]);
         let body = hello().encode();
         let greet = FrameHead::new(0, FrameKind::Hello, 0, &body);
         let cases = [
             (forged(request, |h| h.magic[0] = b'X'), FrameError::Magic(*b"XTLf")),
-            (forged(request, |h| h.version = 2.into()), FrameError::Version(2)),
+            (forged(request, |h| h.version = 3.into()), FrameError::Version(3)),
             (forged(request, |h| h.version = 0.into()), FrameError::Version(0)),
-            (forged(greet, |h| h.version = 1.into()), FrameError::Version(1)),
+            (forged(greet, |h| h.version = 2.into()), FrameError::Version(2)),
             (forged(request, |h| h.kind = 0), FrameError::Kind(0)),
             (forged(request, |h| h.kind = 9), FrameError::Kind(9)),
             (forged(request, |h| h.flags = 2), FrameError::Flags(2)),
@@ -692,12 +700,12 @@ mod tests {
     fn a_message_that_is_too_long_is_not_made() {
         let long = vec![0; BODY_MAX as usize + 1];
         assert_eq!(
-            FrameHead::message(1, FrameKind::Reply, 1, 1, &long, [], false),
+            FrameHead::message(VERSION_MAX, FrameKind::Reply, 1, 1, &long, [], false),
             Err(FrameError::BodyLen(BODY_MAX + 1))
         );
         let half = vec![0; PAYLOAD_MAX as usize / 2 + 1];
         assert_eq!(
-            FrameHead::message(1, FrameKind::Reply, 1, 1, &[], [&half[..], &half], true),
+            FrameHead::message(VERSION_MAX, FrameKind::Reply, 1, 1, &[], [&half[..], &half], true),
             Err(FrameError::PayloadLen(PAYLOAD_MAX + 2))
         );
     }

@@ -72,7 +72,7 @@ hex_id!(
     ComponentId
 );
 hex_id!(
-    /// One life of a host process; a restart is a new one (`protocol.md` R5).
+    /// One life of a host process; a restart is a new one (R5 of `docs/mirror.md`).
     Incarnation
 );
 hex_id!(

@@ -27,7 +27,7 @@ impl OpKind {
     }
 }
 
-/// The state of one 4 KiB block of a component (`store.md` 2.2). The numbers are on disk.
+/// The state of one 4 KiB block of a component (`docs/formats.md`). The numbers are on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum BlockState {
@@ -87,6 +87,12 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
+    /// A whole chunk.
+    pub fn of_chunk(chunk: u32) -> Self {
+        let count = crate::units::BLOCKS_PER_CHUNK;
+        Self { start: chunk * count, count: count as u16 }
+    }
+
     /// The block after the last.
     pub fn end(self) -> u32 {
         self.start + u32::from(self.count)
@@ -112,7 +118,7 @@ impl BlockRange {
     }
 }
 
-/// What a component remembers of an operation that may not be committed (`protocol.md` R7, A20).
+/// What a component remembers of an operation that may not be committed (R7 of `docs/mirror.md`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpRecord {
     /// Its place in the order.

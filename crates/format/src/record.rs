@@ -393,7 +393,7 @@ pub enum MemberState {
     },
     /// Receives new operations and is being brought up to date from `from` on.
     Resyncing {
-        /// What it acknowledged everything below; never rises except by promotion (A2).
+        /// What it acknowledged everything below; never rises except by promotion (R4).
         from: Seq,
     },
 }

@@ -449,8 +449,71 @@ mod tests {
             Superblock::decode(&newer.encode(0), 0),
             Err(SuperblockError::Features { incompat: 4, ro_compat: 0 })
         );
-        let mut overlapping = sample();
-        overlapping.regions[1].at = 2 << 20;
-        assert!(Superblock::decode(&overlapping.encode(0), 0).is_err());
+    }
+
+    /// Each rule alone: the sum is right, and everything else.
+    #[test]
+    fn a_label_that_breaks_one_rule_is_refused_for_that_rule() {
+        type Break = fn(&mut Superblock);
+        let rules: [(&str, &[Break]); 6] = [
+            (
+                "size of the device",
+                &[
+                    |l| l.size_bytes += 512,
+                    |l| l.size_bytes = 4 * super::SECOND_FROM_END - 4096,
+                    |l| l.size_bytes = 0,
+                ],
+            ),
+            (
+                "number of devices",
+                &[|l| l.disks.clear(), |l| (l.index, l.shape) = (1, Shape::Hybrid)],
+            ),
+            ("place in the group", &[|l| l.disk = DiskId(9), |l| l.disks[0] = DiskId(9)]),
+            (
+                "number of devices for this shape",
+                &[|l| l.shape = Shape::Hybrid, |l| l.disks.push(DiskId(5))],
+            ),
+            (
+                "place of a region",
+                &[
+                    |l| l.regions[0].at = 0,
+                    |l| l.regions[0].len = 0,
+                    |l| l.regions[0].len += 4096,
+                    |l| l.regions[1].at -= 4096,
+                    |l| l.regions[1].at = u64::MAX - 4095,
+                    |l| l.regions[1].len = l.second_at() - l.regions[1].at + 4096,
+                ],
+            ),
+            (
+                "alignment of a region",
+                &[
+                    |l| l.regions[1].at += 512,
+                    |l| l.regions[1].len += 512,
+                    |l| l.regions[0].at += 1,
+                    |l| l.regions[0].len -= 1,
+                ],
+            ),
+        ];
+        for (rule, breaks) in rules {
+            for (number, one) in breaks.iter().enumerate() {
+                let mut label = sample();
+                one(&mut label);
+                let read = Superblock::decode(&label.encode(0), 0);
+                assert_eq!(read, Err(SuperblockError::Absurd(rule)), "{rule}, case {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_at_the_very_limits_is_read() {
+        let mut full = sample();
+        full.regions[0].at = 4096;
+        full.regions[0].len = (17 << 20) - 4096;
+        full.regions[1].len = full.second_at() - full.regions[1].at;
+        assert_eq!(Superblock::decode(&full.encode(0), 0), Ok(full));
+        let mut smallest = sample();
+        smallest.size_bytes = 4 * super::SECOND_FROM_END;
+        smallest.regions = vec![Region { kind: RegionKind::Log, at: 4096, len: 4096 }];
+        assert_eq!(Superblock::decode(&smallest.encode(0), 0), Ok(smallest));
     }
 }

@@ -35,9 +35,9 @@ pub fn check_object_size(bytes: u64) -> Result<(), (String, Option<u64>)> {
     Ok(())
 }
 
-/// Operations of one object that may be in flight at once (`store.md` rule 7).
+/// Operations of one object that may be in flight at once (S7 of `docs/store.md`).
 pub const OPS_IN_FLIGHT_MAX: u64 = 1 << 16;
-/// How far above everything seen a new epoch's sequence numbers start (`store.md` rule 7).
+/// How far above everything seen a new epoch's sequence numbers start (S7 of `docs/store.md`).
 pub const SEQ_EPOCH_GAP: u64 = 1 << 17;
 /// Sequence numbers are 48 bits wide on disk.
 pub const SEQ_MAX: u64 = (1 << 48) - 1;

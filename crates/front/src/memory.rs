@@ -17,9 +17,9 @@ const MIN_BLOCK: u32 = 512;
 
 /// A volume in memory.
 #[derive(Clone)]
-pub struct MemoryVolume(Rc<Inner>);
+pub struct MemoryVolume(Rc<VolumeContent>);
 
-struct Inner {
+struct VolumeContent {
     info: Cell<VolumeInfo>,
     chunks: RefCell<FixedMap<u64, BufMut>>,
 }
@@ -27,7 +27,7 @@ struct Inner {
 impl MemoryVolume {
     /// Zeros; `size_bytes` is rounded down to 512.
     pub fn new(size_bytes: u64) -> Self {
-        Self(Rc::new(Inner {
+        Self(Rc::new(VolumeContent {
             info: Cell::new(VolumeInfo {
                 size_bytes: size_bytes / u64::from(MIN_BLOCK) * u64::from(MIN_BLOCK),
                 min_block: MIN_BLOCK,

@@ -2,6 +2,7 @@
 
 mod support;
 
+use atoll_front::admission::limits::AdmissionLimits;
 use atoll_front::filter::{Delay, Fail, Kind};
 use atoll_front::limits::{Limits, PAYLOAD_BYTES_MAX};
 use atoll_front::memory::{Fixed, MemoryVolume};
@@ -36,6 +37,10 @@ struct Client {
 impl Bench {
     fn new(limits: Limits) -> Rc<Self> {
         Self::failing(limits, |_, _, _| None)
+    }
+
+    fn admitting(admission: AdmissionLimits) -> Rc<Self> {
+        Self::new(Limits { admission, ..Limits::default() })
     }
 
     fn failing(
@@ -343,8 +348,7 @@ fn clients_that_take_no_answer_to_large_reads_keep_nobody_waiting() {
 #[test]
 fn requests_beyond_the_limit_wait_and_all_are_answered() {
     run(async {
-        let limits = Limits { requests: 4, ..Limits::default() };
-        let bench = Bench::new(limits);
+        let bench = Bench::admitting(AdmissionLimits { requests: 4, ..Default::default() });
         bench.delay.set(Nanos::from_ms(100));
         let mut client = bench.using().await;
         for cookie in 0..40 {
@@ -391,7 +395,7 @@ fn who_has_many_requests_under_way_leaves_room_for_who_waits_for_each() {
             shallow.take::<512>().await;
         }
         // It is remembered for a while; each few take as long as one.
-        let beside = Limits::default().requests_beside as u64;
+        let beside = AdmissionLimits::default().deep_requests_min as u64;
         let before = taken();
         all(&mut deep).await;
         sleep(1).await;
@@ -517,9 +521,9 @@ fn answers_leave_before_more_is_read() {
 }
 
 #[test]
-fn fewer_requests_than_are_allowed_beside_others_stay_the_bound() {
+fn fewer_requests_than_a_deep_client_may_have_stay_the_bound() {
     run(async {
-        let bench = Bench::new(Limits { requests: 1, ..Limits::default() });
+        let bench = Bench::admitting(AdmissionLimits { requests: 1, ..Default::default() });
         bench.delay.set(Nanos::from_ms(4));
         let (mut deep, mut shallow) = (bench.using().await, bench.using().await);
         for cookie in 0..20 {
@@ -539,8 +543,9 @@ fn fewer_requests_than_are_allowed_beside_others_stay_the_bound() {
 fn the_largest_request_is_served_even_if_two_do_not_fit() {
     run(async {
         let least = PAYLOAD_BYTES_MAX as usize;
-        let limits = Limits { connection_bytes: least, server_bytes: least, ..Limits::default() };
-        let bench = Bench::new(limits);
+        let admission =
+            AdmissionLimits { client_bytes: least, server_bytes: least, ..Default::default() };
+        let bench = Bench::admitting(admission);
         let mut one = bench.using().await;
         let mut two = bench.using().await;
         let all = vec![3; least];

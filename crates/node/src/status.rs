@@ -1,61 +1,9 @@
 //! What hosts tell each other about themselves: facts for people and for placement, refreshed
 //! every two seconds, never the ground of a decision about data.
 
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// How much an event matters.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Severity {
-    /// Good to know.
-    Info,
-    /// Redundancy or speed is less than it should be.
-    Warning,
-    /// Data cannot be reached, or a device has failed.
-    Error,
-}
-
-/// How far somebody has read the events of one host. Clocks have no part in it: one that is wrong,
-/// or is put right, hides no event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct EventMark {
-    /// The life of the host that counts its events.
-    pub life: Incarnation,
-    /// The last one that was read; 0: none.
-    pub number: u64,
-}
-
-/// Something that happened.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NodeEvent {
-    /// The life of the host that saw it.
-    pub life: Incarnation,
-    /// Rises by one from event to event of one life of a host, from 1.
-    pub number: u64,
-    /// Milliseconds since 1970.
-    pub at_ms: u64,
-    /// Which host saw it.
-    pub host: HostId,
-    /// How much it matters.
-    pub severity: Severity,
-    /// `member-dropped`, `resync-done`, ...
-    pub kind: String,
-    /// The object, if it is about one.
-    pub object: Option<ObjectId>,
-    /// The volume's name as the host knew it then; empty if it did not, or it is about none.
-    pub volume: String,
-    /// For people.
-    pub message: String,
-}
-
-impl NodeEvent {
-    /// What somebody has read who has read this one.
-    pub fn mark(&self) -> EventMark {
-        EventMark { life: self.life, number: self.number }
-    }
-}
 
 /// One disk group now.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

@@ -5,10 +5,13 @@
 //! ticket, so that a write that had been applied is answered, not applied twice (R21). While no
 //! owner can be had, I/O is held, then fails.
 
+use crate::ctx::Protocol;
+use crate::failure::Fail;
+use crate::host_objects::{HostObjects, Route};
+use crate::iops_limit::{ASK_MAX, IopsTurns, Turn, Turns};
 use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, READ_DEADLINE, RETRY_EVERY};
 use crate::message::{ClientIo, ClientRequest, Reply, Request, client_crcs};
-use crate::objects::{Objects, Route};
-use crate::owner::{Fail, Owner};
+use crate::owner::Owner;
 use crate::takeover::{TakeoverError, load};
 use atoll_format::id::{ClientId, HostId, ObjectId, Ticket};
 use atoll_format::op::OpKind;
@@ -34,7 +37,7 @@ const EXTENT_STRIPS_MAX: usize = 64;
 const NOT_OWNER_MAX: Nanos = Nanos::from_ms(1_500);
 
 /// An open volume.
-pub struct ObjectVolume<W: World, S: Components>(Rc<Inner<W, S>>);
+pub struct ObjectVolume<W: World, S: Components>(Rc<VolumeState<W, S>>);
 
 impl<W: World, S: Components> Clone for ObjectVolume<W, S> {
     fn clone(&self) -> Self {
@@ -42,19 +45,20 @@ impl<W: World, S: Components> Clone for ObjectVolume<W, S> {
     }
 }
 
-struct Inner<W: World, S: Components> {
-    objects: Objects<W, S>,
+struct VolumeState<W: World, S: Components> {
+    objects: HostObjects<W, S>,
     id: ObjectId,
     size_bytes: Cell<u64>,
     tickets: RefCell<Tickets>,
     changes: Semaphore,
-    /// The newest admission that is known; none: not yet admitted (row 58).
+    /// The newest admission that is known; none: not yet admitted (row 58 of `docs/faults.md`).
     admission: Cell<Option<u64>>,
     admitting: Semaphore,
-    /// I/Os per second; 0: no limit.
-    iops_limit: u32,
-    /// When the next I/O may start, under a limit.
-    next_start: Cell<Nanos>,
+    /// Turns under the volume's ceiling of I/Os per second.
+    iops: IopsTurns,
+    /// I/Os that wait for a turn, and who of them is next.
+    waiting: Cell<u32>,
+    pacing: Semaphore,
 }
 
 /// Numbers of this client's operations.
@@ -73,29 +77,49 @@ impl Tickets {
         }
         let key = (self.client, self.next);
         self.next += 1;
-        self.open.insert(key);
+        assert!(key.1 > 0, "0 is no number of an operation");
+        let is_new = self.open.insert(key);
+        assert!(is_new, "ticket {} of {:?} was issued before", key.1, key.0);
         key
     }
 
     fn ticket(&self, (client, number): (ClientId, u32)) -> Ticket {
         let first = self.open.range((client, 0)..).next();
         let settled_below = first.filter(|o| o.0 == client).map_or(number, |o| o.1);
+        assert!(0 < settled_below && settled_below <= number, "{settled_below}, {number}");
         Ticket { client, number, settled_below }
     }
 }
 
 /// Ends a ticket's life when its operation has been answered, or its caller has gone away.
-struct Issued<'a, W: World, S: Components>(&'a Inner<W, S>, (ClientId, u32));
+struct Issued<'a, W: World, S: Components>(&'a VolumeState<W, S>, (ClientId, u32));
 
 impl<W: World, S: Components> Drop for Issued<'_, W, S> {
     fn drop(&mut self) {
-        self.0.tickets.borrow_mut().open.remove(&self.1);
+        let was_open = self.0.tickets.borrow_mut().open.remove(&self.1);
+        assert!(was_open, "ticket {:?} ends once", self.1);
+    }
+}
+
+/// Counts an I/O that waits for a turn, also if its caller goes away.
+struct Waits<'a>(&'a Cell<u32>);
+
+impl<'a> Waits<'a> {
+    fn begin(waiting: &'a Cell<u32>) -> Self {
+        waiting.set(waiting.get() + 1);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
 /// A change of one piece.
 #[derive(Clone)]
-enum Change {
+enum PieceChange {
     Write { crcs: Vec<u32>, data: Vec<Buf> },
     Clear { kind: OpKind, len: u64 },
 }
@@ -105,15 +129,15 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
     ///
     /// # Errors
     /// [`VolumeError::Gone`] if there is none; otherwise the directory cannot be asked.
-    pub async fn open(objects: Objects<W, S>, id: ObjectId) -> Result<Self, VolumeError> {
-        let world = objects.ctx().world.clone();
+    pub async fn open(objects: HostObjects<W, S>, id: ObjectId) -> Result<Self, VolumeError> {
+        let world = objects.world().clone();
         let (record, _) = load(&world, id).await.map_err(|e| match e {
             TakeoverError::Gone | TakeoverError::Lost => VolumeError::Gone,
             TakeoverError::NotNow(why) => VolumeError::TimedOut(why),
         })?;
         let client = ClientId(world.random());
         let changes = world.bound(CHANGES_MAX, 2);
-        Ok(Self(Rc::new(Inner {
+        Ok(Self(Rc::new(VolumeState {
             objects,
             id,
             size_bytes: Cell::new(record.size_bytes),
@@ -121,8 +145,9 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
             changes: Semaphore::new(changes),
             admission: Cell::new(None),
             admitting: Semaphore::new(1),
-            iops_limit: record.policy.iops_limit,
-            next_start: Cell::new(Nanos::ZERO),
+            iops: IopsTurns::new(record.policy.iops_limit, world.now()),
+            waiting: Cell::new(0),
+            pacing: Semaphore::new(1),
         })))
     }
 
@@ -132,7 +157,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
     }
 
     fn world(&self) -> &W {
-        &self.0.objects.ctx().world
+        self.0.objects.world()
     }
 
     /// Checks a range and cuts it at strips.
@@ -146,23 +171,68 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         let mut at = at;
         while at < end {
             let next = ((at / CHUNK + 1) * CHUNK).min(end);
+            assert!(at < next && (next - 1) / CHUNK == at / CHUNK, "{at}..{next} is in one strip");
             pieces.push((at, next - at));
             at = next;
         }
+        assert!(at == end && (len == 0) == pieces.is_empty(), "{len} bytes until {end}: {at}");
         Ok(pieces)
     }
 
-    /// Waits for this I/O's turn under the policy's limit; bursts of 50 ms are let through.
+    /// Waits for this I/O's turn under the volume's ceiling.
     async fn pace(&self) {
-        if self.0.iops_limit == 0 {
-            return;
+        match self.0.iops.take(self.world().now()) {
+            Turn::Free => return,
+            Turn::FreeAndAsk => {
+                let this = self.clone();
+                self.world().spawn(async move { this.ask_for_turns(0).await });
+                return;
+            }
+            Turn::At(at) => return self.world().sleep_until(at).await,
+            Turn::Ask => {}
         }
-        let step = Nanos(1_000_000_000 / u64::from(self.0.iops_limit));
+        Box::pin(self.await_turn()).await;
+    }
+
+    /// The same, when the owner has to be asked: in the order of arrival.
+    async fn await_turn(&self) {
+        let _waits = Waits::begin(&self.0.waiting);
+        let at = {
+            let _next = self.0.pacing.acquire(1).await;
+            loop {
+                match self.0.iops.take(self.world().now()) {
+                    Turn::Free | Turn::FreeAndAsk => return,
+                    Turn::At(at) => break at,
+                    Turn::Ask => self.ask_for_turns(self.0.waiting.get()).await,
+                }
+            }
+        };
+        self.world().sleep_until(at).await;
+    }
+
+    async fn ask_for_turns(&self, want: u32) {
+        let until = self.world().now() + ASK_MAX;
+        let asked = self.world().timeout_at(until, self.turns_of_owner(want)).await;
         let now = self.world().now();
-        let start = self.0.next_start.get().max(now - Nanos::from_ms(50));
-        self.0.next_start.set(start + step);
-        if start > now {
-            self.world().sleep_until(start).await;
+        match asked.ok().flatten() {
+            Some(turns) if turns.answers(want) => {
+                self.0.iops.given(turns, now);
+            }
+            _ => self.0.iops.not_answered(now),
+        }
+    }
+
+    async fn turns_of_owner(&self, want: u32) -> Option<Turns> {
+        match self.0.objects.route(self.0.id).await {
+            Ok(Route::Local(owner)) => Some(owner.turns(want)),
+            Ok(Route::Remote(host)) => {
+                let io = ClientIo::Turns { want };
+                match self.ask(host, Ticket::default(), false, 0, io).await {
+                    Ok(Reply::Turns(turns)) => Some(turns),
+                    _ => None,
+                }
+            }
+            Err(_) => None,
         }
     }
 
@@ -242,10 +312,26 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         }
     }
 
-    async fn change(&self, at: u64, change: Change) -> Result<(), VolumeError> {
+    async fn change(&self, at: u64, change: PieceChange) -> Result<(), VolumeError> {
         let _permit = self.0.changes.acquire(1).await;
         self.pace().await;
         let key = self.0.tickets.borrow_mut().issue(|| self.world().random());
+        match &change {
+            PieceChange::Write { crcs, data } => {
+                let len = buf::total_len(data) as u64;
+                assert!(at % CHUNK + len <= CHUNK, "{len} bytes at {at} are in one strip");
+                let whole = at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
+                let wanted = if whole { (len / BLOCK).max(1) } else { 1 };
+                assert_eq!(crcs.len() as u64, wanted, "checksums of {len} bytes at {at}");
+                if self.world().audits() {
+                    assert_eq!(*crcs, client_crcs(at, data), "checksums of {len} bytes at {at}");
+                }
+            }
+            PieceChange::Clear { kind, len } => {
+                assert_ne!(*kind, OpKind::Write, "a write has bytes");
+                assert!(at % CHUNK + len <= CHUNK, "{len} bytes at {at} are in one strip");
+            }
+        }
         let _issued = Issued(&self.0, key);
         self.until_answered(async |route, retry| {
             let ticket = self.0.tickets.borrow().ticket(key);
@@ -263,16 +349,16 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
                     match result {
                         Ok(()) => Attempt::Answered(Ok(())),
                         Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
-                        Err(Fail::Stopped) => Attempt::Unknown,
+                        Err(Fail::Stopped | Fail::Outdated) => Attempt::Unknown,
                     }
                 }
                 Route::Remote(host) => {
                     let io = match change.clone() {
-                        Change::Write { crcs, data } => ClientIo::Write { crcs, data },
-                        Change::Clear { kind: OpKind::Discard, len } => {
+                        PieceChange::Write { crcs, data } => ClientIo::Write { crcs, data },
+                        PieceChange::Clear { kind: OpKind::Discard, len } => {
                             ClientIo::Discard { len: len as u32 }
                         }
-                        Change::Clear { len, .. } => ClientIo::Zero { len: len as u32 },
+                        PieceChange::Clear { len, .. } => ClientIo::Zero { len: len as u32 },
                     };
                     if let Err(attempt) = Box::pin(self.be_admitted(host)).await {
                         return attempt;
@@ -321,6 +407,8 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         at: u64,
         io: ClientIo,
     ) -> Result<Reply, CallError> {
+        assert_eq!(io.is_change(), ticket.number > 0, "a change, and only that, has a ticket");
+        assert!(!io.is_change() || self.0.admission.get().is_some(), "admitted before it changes");
         let admission = self.0.admission.get().unwrap_or_default();
         let request = ClientRequest { object: self.0.id, ticket, retry, at, admission, io };
         let deadline = self.world().now() + CLIENT_DEADLINE;
@@ -330,11 +418,12 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 
     async fn read_piece(&self, at: u64, len: u64) -> Result<Vec<Buf>, VolumeError> {
         self.pace().await;
+        assert!(at % CHUNK + len <= CHUNK, "{len} bytes at {at} are in one strip");
         self.until_answered(async |route, _| match route {
             Route::Local(owner) => match owner.read(at, len).await {
                 Ok(data) => Attempt::Answered(Ok(data)),
                 Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
-                Err(Fail::Stopped) => Attempt::Unknown,
+                Err(Fail::Stopped | Fail::Outdated) => Attempt::Unknown,
             },
             Route::Remote(host) => {
                 let io = ClientIo::Read { len: len as u32 };
@@ -354,7 +443,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
             Route::Local(owner) => match owner.extents(at, len).await {
                 Ok(extents) => Attempt::Answered(Ok(extents)),
                 Err(Fail::Volume(error)) => Attempt::Answered(Err(error)),
-                Err(Fail::Stopped) => Attempt::Unknown,
+                Err(Fail::Stopped | Fail::Outdated) => Attempt::Unknown,
             },
             Route::Remote(host) => {
                 let io = ClientIo::Extents { len };
@@ -369,7 +458,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 
     async fn clear_range(&self, kind: OpKind, at: u64, len: u64) -> Result<(), VolumeError> {
         let work = self.pieces(at, len)?.into_iter();
-        let work = work.map(|(at, len)| self.change(at, Change::Clear { kind, len }));
+        let work = work.map(|(at, len)| self.change(at, PieceChange::Clear { kind, len }));
         futures_util::stream::iter(work)
             .buffer_unordered(PIECES_MAX)
             .try_collect::<Vec<()>>()
@@ -386,15 +475,15 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 }
 
 /// A change by the owner on this host.
-async fn carry_out<W: World, S: Components>(
-    owner: &Owner<W, S>,
+async fn carry_out<W: World, P: Protocol>(
+    owner: &Owner<W, P>,
     at: u64,
-    change: Change,
+    change: PieceChange,
     ticket: Ticket,
 ) -> Result<(), Fail> {
     match change {
-        Change::Write { crcs, data } => owner.write(at, crcs, data, ticket).await,
-        Change::Clear { kind, len } => Box::pin(owner.clear(kind, at, len, ticket)).await,
+        PieceChange::Write { crcs, data } => owner.write(at, crcs, data, ticket).await,
+        PieceChange::Clear { kind, len } => Box::pin(owner.clear(kind, at, len, ticket)).await,
     }
 }
 
@@ -441,6 +530,8 @@ impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
         let work = pieces.into_iter().map(|(at, len)| self.read_piece(at, len));
         let parts: Vec<Vec<Buf>> =
             futures_util::stream::iter(work).buffered(PIECES_MAX).try_collect().await?;
+        let found: usize = parts.iter().map(|part| buf::total_len(part)).sum();
+        assert_eq!(found, len as usize, "bytes at {at}");
         Ok(parts.into_iter().flatten().collect())
     }
 
@@ -448,14 +539,16 @@ impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
         let pieces = self.pieces(at, buf::total_len(&data) as u64)?;
         if let [(at, _)] = pieces[..] {
             let crcs = client_crcs(at, &data);
-            return self.change(at, Change::Write { crcs, data }).await;
+            return self.change(at, PieceChange::Write { crcs, data }).await;
         }
         let mut rest = data.into_iter().collect::<std::collections::VecDeque<Buf>>();
         let mut cut = Vec::with_capacity(pieces.len());
         for (at, len) in pieces {
             let part = take_front(&mut rest, len as usize);
-            cut.push((at, Change::Write { crcs: client_crcs(at, &part), data: part }));
+            cut.push((at, PieceChange::Write { crcs: client_crcs(at, &part), data: part }));
         }
+        // A front end may hand over buffers without bytes.
+        assert!(rest.iter().all(|b| b.is_empty()), "pieces cover exactly the data");
         let work = cut.into_iter().map(|(at, change)| self.change(at, change));
         futures_util::stream::iter(work)
             .buffer_unordered(PIECES_MAX)
@@ -502,6 +595,7 @@ impl<W: World, S: Components> Volume for ObjectVolume<W, S> {
 /// Takes `len` bytes off the front.
 fn take_front(rest: &mut std::collections::VecDeque<Buf>, mut len: usize) -> Vec<Buf> {
     let mut part = Vec::new();
+    let wanted = len;
     while len > 0 {
         let first = rest.pop_front().expect("pieces cover exactly the data");
         if first.len() > len {
@@ -513,6 +607,7 @@ fn take_front(rest: &mut std::collections::VecDeque<Buf>, mut len: usize) -> Vec
             part.push(first);
         }
     }
+    assert_eq!(buf::total_len(&part), wanted, "bytes of a piece");
     part
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: from the arrival of a fence for an object no lease of a lower epoch is granted or
 //! prolonged, so that the fence is answered after one grace at most.
 
-use crate::limits::GRACE;
+use crate::limits::{GRACE, LEASE};
 use atoll_format::id::{Epoch, HostId, Incarnation, ObjectId};
 use atoll_world::{Nanos, mutant};
 use std::collections::BTreeMap;
@@ -52,22 +52,36 @@ impl Grants {
         // Its own older epoch binds nobody; see `clear_at`.
         let own_binds = mutant!("grants.own_older_life_binds");
         let binds = |grant: &Grant| grant.until > now && (grant.host != host || own_binds);
-        match self.granted.get_mut(&object) {
+        let granted = match self.granted.get_mut(&object) {
             Some(grant) if grant.epoch == epoch && grant.incarnation == incarnation => {
                 // A late renewal neither shortens nor restarts what a later one granted.
                 if serial >= grant.serial {
                     grant.serial = serial;
                     grant.until = grant.until.max(until);
+                    assert!(grant.until > now + LEASE, "a grant outlasts the lease it stands for");
                 }
+                assert!(grant.until <= now + GRACE, "{grant:?} binds for longer than any");
                 true
             }
             Some(grant) if grant.epoch >= epoch => false,
             Some(grant) if binds(grant) => false,
             _ => {
-                self.granted.insert(object, Grant { host, incarnation, epoch, serial, until });
+                let grant = Grant { host, incarnation, epoch, serial, until };
+                assert!(now + LEASE < until && until <= now + GRACE, "{grant:?} at {now}");
+                if let Some(old) = self.granted.insert(object, grant) {
+                    assert!(old.epoch < epoch, "{old:?} is replaced by epoch {}", epoch.0);
+                    assert!(old.until <= now || old.host == host, "{old:?} binds at {now}");
+                }
                 true
             }
+        };
+        if granted {
+            // R10, and R1: nothing is granted below what was promised here.
+            let fencing = self.fencing.get(&object).copied().unwrap_or_default();
+            assert!(fencing <= epoch, "epoch {} while {} is fenced", epoch.0, fencing.0);
+            assert_eq!(promised, Some(epoch), "a lease of an epoch that was not promised");
         }
+        granted
     }
 
     /// The owner stopped serving; a later renewal than `serial` stands.
@@ -83,7 +97,9 @@ impl Grants {
     /// A fence for `epoch` has arrived.
     pub fn fence(&mut self, object: ObjectId, epoch: Epoch) {
         let fencing = self.fencing.entry(object).or_default();
+        let before = *fencing;
         *fencing = (*fencing).max(epoch);
+        assert!(*fencing >= epoch && *fencing >= before, "a fence is never lowered");
     }
 
     /// From when on that fence may be answered. A host that fences vouches for its own earlier

@@ -1,34 +1,40 @@
 //! Objects: a virtual block device made of mirrored legs, ordered by one owner at a time.
 //!
-//! The mirror protocol (rules R1-R22, `docs/protocol.md`) is here: the owner's half in `owner`,
-//! `read`, `change`, `mend`, `resize`, `resync` and `takeover`, the members' half in `member` and
-//! `grants`, the front end's half in `client`. `leg`, `grants`, `ranges` and `placement` decide
-//! without waiting.
+//! The mirror protocol (rules R1-R22, `docs/mirror.md`) is here. Read from the ground up:
+//!
+//! - `limits`, `ranges`, `message`, `record_rules`, `placement`: bounds, range locks, what
+//!   goes over the wire, what a record keeps, where components go;
+//! - `events`, `hedge`, `ctx`, `failure`: what the owners of one host share, and what goes wrong;
+//! - `grants`, `member`: the members' half, which serves;
+//! - `member_client`: what members are asked, typed;
+//! - `operation`, `leg`: what is in flight, and who has it; decisions without waiting;
+//! - `owner`: the owner's half; `takeover` makes an owner;
+//! - `host_objects`: all objects of one host; `client`: the front end's half, which asks.
 //!
 //! Knows components, never disks: even its own host's store is reached through `transport`.
 
-mod audit;
-mod change;
 pub mod client;
-mod codec;
+mod ctx;
+mod events;
+mod failure;
 pub mod grants;
+mod hedge;
+mod host_objects;
+mod iops_limit;
+mod layout;
 mod leg;
 pub mod limits;
 pub mod member;
-mod mend;
+mod member_client;
 pub mod message;
-pub mod objects;
+mod operation;
 mod owner;
 pub mod placement;
-mod progress;
 pub mod ranges;
-mod read;
-mod resize;
-pub mod resync;
+mod record_rules;
 mod takeover;
-mod tickets;
 
 pub use client::ObjectVolume;
-pub use objects::{Event, Objects};
-pub use progress::CopyProgress;
-pub use resize::ResizeError;
+pub use events::Event;
+pub use host_objects::{AdminHandler, HostObjects, HostService};
+pub use owner::{CopyProgress, OwnedObject, ResizeError};

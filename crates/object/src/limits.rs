@@ -60,8 +60,12 @@ pub const READMIT_LAST: Nanos = Nanos::from_secs(16);
 pub const DIRECTORY_DEADLINE: Nanos = Nanos::from_secs(5);
 
 /// Operations of one object in flight at its owner: far below the 2^16 that sequence numbers
-/// allow (`store.md` rule 7), and enough for 64 clients at depth 64.
+/// allow (S7 of `docs/store.md`), and enough for 64 clients at depth 64.
 pub const OPS_MAX: usize = 4096;
+/// The same where bounds are small, in simulation.
+pub(crate) const OPS_FEW: usize = 3;
+/// Members of a leg: four copies, and one that takes the place of another.
+pub(crate) const MEMBERS_MAX: usize = 5;
 /// Payload of one object in flight at its owner, in bytes.
 pub const BYTES_MAX: usize = 64 << 20;
 /// Pieces of one client operation in flight at once.
@@ -81,3 +85,19 @@ const _: () = assert!(LEASE.0 * 105 / 100 < GRACE.0, "grace covers the lease and
 const _: () = assert!(RENEW_EVERY.0 * 4 < LEASE.0, "a lease survives three lost renewals");
 const _: () = assert!(GRACE.0 + 1_000_000_000 < FENCE_DEADLINE.0, "a fence outlasts any grant");
 const _: () = assert!((OPS_MAX as u64) < atoll_format::units::OPS_IN_FLIGHT_MAX);
+const _: () = assert!(WATCH_EVERY.0 < LATE.0, "a late member is seen about when it is late");
+const _: () = assert!(MEND.0 <= LATE.0, "a broken connection is given up before it is late");
+const _: () = assert!(LATE.0 + RESERVE_DEADLINE.0 < 2_000_000_000, "the promise of a lost member");
+const _: () = assert!(LATE.0 < APPEND_DEADLINE.0, "a late member is dropped, not its connection");
+const _: () = assert!(HEDGE.0 < HEDGE_MAX.0 && HEDGE_MAX.0 < READ_DEADLINE.0);
+const _: () = assert!(READ_DEADLINE.0 < HOLD.0 && CLIENT_DEADLINE.0 < HOLD.0);
+const _: () = assert!(TAKEOVER_PAUSE_FIRST.0 <= TAKEOVER_PAUSE_LAST.0);
+const _: () = assert!(READMIT_FIRST.0 <= READMIT_LAST.0);
+const _: () = assert!(TAKEOVER_AFTER.0 < REJOIN_PATIENCE.0);
+const _: () = assert!(IO_MAX as usize <= BYTES_MAX, "the largest write is let in");
+const _: () = assert!(PIECES_MAX as u64 * atoll_format::units::CHUNK <= BYTES_MAX as u64);
+const _: () = assert!(OPS_PER_REPLY * 35 < BODY_LEN_MAX && TICKETS_PER_REPLY * 16 < BODY_LEN_MAX);
+const _: () = assert!(CHUNKS_PER_REPLY * 12 < BODY_LEN_MAX, "a page fits a body");
+
+/// Of a page of a list with its count and flag.
+const BODY_LEN_MAX: usize = atoll_format::frame::BODY_MAX as usize - 8;

@@ -5,18 +5,24 @@
 //! handler, so that a connection's order is the store's order (R2).
 
 use crate::grants::Grants;
-use crate::limits::{CHUNKS_PER_REPLY, OPS_PER_REPLY, TICKETS_PER_REPLY};
+use crate::limits::{CHUNKS_PER_REPLY, GRACE, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session};
-use atoll_world::{Components, StoreError, World, mutant, sometimes};
+use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs};
+use atoll_format::id::{
+    ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session, Ticket,
+};
+use atoll_format::op::BlockState;
+use atoll_format::units::{BLOCK_LEN, BLOCKS_PER_CHUNK};
+use atoll_world::components::ReadBlocks;
+use atoll_world::{Components, StoreError, World, buf, mutant, sometimes};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// The members on this host.
-pub struct Members<W: World, S: Components>(Rc<Inner<W, S>>);
+pub struct Members<W: World, S: Components>(Rc<MembersState<W, S>>);
 
-struct Inner<W: World, S: Components> {
+struct MembersState<W: World, S: Components> {
     world: W,
     stores: RefCell<Vec<S>>,
     /// Where each component is, and of which object.
@@ -24,7 +30,7 @@ struct Inner<W: World, S: Components> {
     by_object: RefCell<BTreeMap<ObjectId, Vec<ComponentId>>>,
     /// Those to which a session has been opened in this life: the owner has then seen what the
     /// store still holds. A session of an earlier life is stored, but what was acknowledged in it
-    /// may have been lost with a damaged log, so nothing is served in it (R2, `store.md` S7).
+    /// may have been lost with a damaged log, so nothing is served in it (R2, S18).
     attached: RefCell<BTreeSet<ComponentId>>,
     /// Those whose promise is that of a damaged log: no owner of that epoch has been, as the
     /// directory says. It keeps no owner from its leases.
@@ -44,7 +50,7 @@ impl<W: World, S: Components> Members<W, S> {
     /// Of a host that starts now with these stores.
     pub fn new(world: W, stores: Vec<S>) -> Self {
         let grants = RefCell::new(Grants::new(world.now()));
-        let members = Self(Rc::new(Inner {
+        let members = Self(Rc::new(MembersState {
             world,
             stores: RefCell::new(Vec::new()),
             index: RefCell::default(),
@@ -82,6 +88,22 @@ impl<W: World, S: Components> Members<W, S> {
         if !ids.contains(&id) {
             ids.push(id);
         }
+        drop(by_object);
+        self.audit();
+    }
+
+    /// What is known of a component and of its object agrees.
+    fn audit(&self) {
+        if !self.0.world.audits() {
+            return;
+        }
+        let (index, by_object) = (self.0.index.borrow(), self.0.by_object.borrow());
+        for (id, (_, object)) in index.iter() {
+            let ids = by_object.get(object).expect("an object of a component");
+            assert!(ids.contains(id), "{id:?} is not among those of {object:?}");
+        }
+        let listed: usize = by_object.values().map(Vec::len).sum();
+        assert_eq!(listed, index.len(), "components by their objects");
     }
 
     fn leave(&self, id: ComponentId) {
@@ -95,6 +117,8 @@ impl<W: World, S: Components> Members<W, S> {
                 self.0.grants.borrow_mut().retain(|o| by_object.contains_key(&o));
             }
         }
+        drop(by_object);
+        self.audit();
     }
 
     /// Whether a disk that this host is to have cannot be used now. A component that is not known
@@ -183,15 +207,26 @@ impl<W: World, S: Components> Members<W, S> {
         Ok(match request {
             Request::Append { component, session, op } => {
                 let store = self.attached(component)?;
+                let seq = op.id.seq;
                 let done = store.append(component, session, op).await;
                 if let Err(error) = done {
                     self.close_after(&store, component, session, &error);
                     return Err(error);
                 }
+                if self.0.world.audits()
+                    && let Ok(status) = store.status(component)
+                {
+                    assert!(status.promise.newest >= seq, "{seq:?} is not in {status:?}");
+                }
                 Reply::Done
             }
             Request::Read { component, epoch, range } => {
-                Reply::Blocks(self.open(component, epoch)?.read(component, range).await?)
+                let blocks = self.open(component, epoch)?.read(component, range).await?;
+                assert_eq!(blocks.tags.len(), usize::from(range.count), "tags of {range:?}");
+                if self.0.world.audits() {
+                    check_blocks(&blocks);
+                }
+                Reply::Blocks(blocks)
             }
             request => Box::pin(self.carry_out_rarer(from, request)).await?,
         })
@@ -201,7 +236,10 @@ impl<W: World, S: Components> Members<W, S> {
     async fn carry_out_rarer(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
         Ok(match request {
             Request::CopyIn { component, session, copy } => {
-                Reply::Copied(self.attached(component)?.copy_in(component, session, copy).await?)
+                let sent = copy.blocks.len();
+                let put = self.attached(component)?.copy_in(component, session, copy).await?;
+                assert!(put as usize <= sent, "{put} blocks were put in of {sent}");
+                Reply::Copied(put)
             }
             Request::Committed { component, epoch, seq } => {
                 self.open(component, epoch)?.committed(component, seq);
@@ -212,12 +250,19 @@ impl<W: World, S: Components> Members<W, S> {
                 Reply::Done
             }
             Request::Tags { component, epoch, chunk } => {
-                Reply::Tags(self.open(component, epoch)?.tags(component, chunk).await?)
+                let tags = self.open(component, epoch)?.tags(component, chunk).await?;
+                assert_eq!(tags.len(), BLOCKS_PER_CHUNK as usize, "tags of a chunk");
+                Reply::Tags(tags)
             }
             Request::ChunksSince { component, epoch, since, first } => {
                 let store = self.open(component, epoch)?;
                 let most = self.0.world.bound(CHUNKS_PER_REPLY, 2);
                 let chunks = store.chunks_since(component, since, first, most)?;
+                assert!(chunks.len() <= most, "{} chunks of {most}", chunks.len());
+                // A page goes on after its last: what is out of order would be passed over.
+                assert!(chunks.first().is_none_or(|&(chunk, _)| chunk >= first));
+                assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "chunks are out of order");
+                assert!(chunks.iter().all(|&(_, newest)| newest > since), "nothing past {since:?}");
                 let more = chunks.len() == most;
                 Reply::Chunks { chunks, more }
             }
@@ -234,6 +279,8 @@ impl<W: World, S: Components> Members<W, S> {
                 let mut tickets = self.open(component, epoch)?.tickets(component)?;
                 tickets.retain(|t| (t.client, t.number) > after);
                 let most = self.0.world.bound(TICKETS_PER_REPLY, 3);
+                let of = |t: &Ticket| (t.client, t.number);
+                assert!(tickets.is_sorted_by(|a, b| of(a) < of(b)), "tickets are out of order");
                 let more = tickets.len() > most;
                 tickets.truncate(most);
                 Reply::Tickets { tickets, more }
@@ -265,8 +312,12 @@ impl<W: World, S: Components> Members<W, S> {
                 let store = self.store(component)?;
                 self.0.void.borrow_mut().remove(&component);
                 let promise = store.open_session(component, session, incomplete).await?;
-                self.0.attached.borrow_mut().insert(component);
                 let status = store.status(component)?;
+                // R1, R2: another of the same name may have been made meanwhile.
+                if promise.fenced < session.epoch || status.session < session {
+                    return Err(StoreError::Session { open: status.session });
+                }
+                self.0.attached.borrow_mut().insert(component);
                 // Who brings it up to date knows what is missing above that, and asks for more.
                 let lacks_more = status
                     .incomplete
@@ -354,6 +405,8 @@ impl<W: World, S: Components> Members<W, S> {
         store.fence(component, epoch).await?;
         loop {
             let clear_at = self.0.grants.borrow().clear_at(object, epoch, from);
+            // R10.
+            assert!(clear_at <= self.0.world.now() + GRACE, "a fence waits for one grace at most");
             if self.0.world.now() >= clear_at || mutant!("member.fence_waits_for_nobody") {
                 break;
             }
@@ -363,6 +416,10 @@ impl<W: World, S: Components> Members<W, S> {
             self.0.world.sleep_until(clear_at.min(step)).await;
         }
         let status = store.status(component)?;
+        // R1: another of the same name may have been made meanwhile.
+        if status.promise.fenced < epoch {
+            return Err(StoreError::NotOpen(component));
+        }
         if status.promise.fenced > epoch {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
@@ -383,5 +440,16 @@ impl<W: World, S: Components> Members<W, S> {
     /// The highest seq here of a component, if it is here.
     pub fn newest(&self, id: ComponentId) -> Option<Seq> {
         Some(self.store(id).ok()?.status(id).ok()?.promise.newest)
+    }
+}
+
+/// What a store has read is what its tags say.
+fn check_blocks(blocks: &ReadBlocks) {
+    let bytes = buf::join(&blocks.payload);
+    assert_eq!(bytes.len(), blocks.tags.len() * BLOCK_LEN, "bytes of {} blocks", blocks.tags.len());
+    for (tag, crc) in blocks.tags.iter().zip(block_crcs(&bytes)) {
+        let said = if tag.state == BlockState::Raw { tag.crc } else { ZERO_BLOCK_CRC };
+        assert_eq!(crc, said, "{tag:?}");
+        assert_ne!(tag.state, BlockState::Bad, "bad blocks are refused");
     }
 }

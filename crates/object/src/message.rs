@@ -1,208 +1,226 @@
-//! What hosts say to each other. The table of all messages is in `docs/protocol.md`.
+//! What hosts say to each other: each message once, with its fields in the order in which they are
+//! sent. The tables of `docs/protocol.md` are made from this file.
 //!
 //! Data carries a CRC-32C per 4 KiB block in its body; decoding verifies it (of an `Append`
 //! the store does), so that a payload that changed on the way is refused before anything acts on
-//! it. The CRC is never recomputed
-//! for sending: it is the front end's, or the store's.
+//! it. The CRC is never recomputed for sending: it is the front end's, or the store's.
 
-use crate::codec::{Dec, Enc};
-use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs, crc};
+mod codec;
+mod declare;
+mod values;
+
+use crate::iops_limit::{Turns, WAIT_MAX};
+use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs};
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, Seq, Session, Ticket,
 };
-use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
+use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::units::BLOCK_LEN;
 use atoll_transport::{BadMessage, Encoded, Message};
 use atoll_world::components::{
-    ComponentOp, ComponentSpec, ComponentStatus, Copy, CopyBlock, ReadBlocks, SetTickets,
+    ComponentOp, ComponentSpec, ComponentStatus, Copy, ReadBlocks, SetTickets,
 };
-use atoll_world::volume::{Extent, ExtentKind};
-use atoll_world::{Buf, StoreError, VolumeError, buf, mutant};
+use atoll_world::volume::Extent;
+use atoll_world::{Buf, Lane, StoreError, VolumeError, buf, mutant};
+use codec::{Dec, Enc, Got, Wire};
+use declare::messages;
+use values::choices;
 
-/// To a host.
-#[derive(Debug)]
-pub enum Request {
-    /// Owner's host asks for leases on objects whose active members the receiver holds (R9).
-    Renew {
-        /// This life of the asking host.
-        incarnation: Incarnation,
-        /// Rises with each renewal; give-backs name it.
-        serial: u64,
-        /// What for.
-        objects: Vec<(ObjectId, Epoch)>,
-    },
-    /// The owner has stopped serving these objects; grants up to `serial` end now.
-    GiveBack {
-        /// The life that held them.
-        incarnation: Incarnation,
-        /// The last renewal that counted.
-        serial: u64,
-        /// Which objects.
-        objects: Vec<ObjectId>,
-    },
-    /// Refuse lower epochs; answer when no lease of an older owner can be running (R6, R9).
-    Fence {
-        /// Of which object.
-        object: ObjectId,
-        /// The component here.
-        component: ComponentId,
-        /// The new owner's.
-        epoch: Epoch,
-    },
-    /// Opens a session (R2).
-    Attach {
-        /// Which component.
-        component: ComponentId,
-        /// Higher than any before.
-        session: Session,
-        /// To bring it up to date from this operation on: it may lack any above it until
-        /// [`Request::Complete`] says otherwise.
-        incomplete: Option<Seq>,
-    },
-    /// The component lacks nothing any more: it is about to be promoted, or is all there is.
-    Complete {
-        /// Which component.
-        component: ComponentId,
-        /// The open one.
-        session: Session,
-        /// It has every operation up to this one, also those of which a copy shows nothing.
-        up_to: Seq,
-    },
-    /// Operations above the watermark, ascending.
-    Uncommitted {
-        /// Which component.
-        component: ComponentId,
-        /// The asker's epoch.
-        epoch: Epoch,
-        /// Below or at: not wanted.
-        after: Seq,
-    },
-    /// Operations of clients that are here and not settled (R21); `after`: exclusive.
-    Tickets {
-        /// Which component.
-        component: ComponentId,
-        /// The asker's epoch.
-        epoch: Epoch,
-        /// From where on, by client and number.
-        after: (ClientId, u32),
-    },
-    /// Remembers and forgets operations of clients; in order with appends.
-    SetTickets {
-        /// Which component.
-        component: ComponentId,
-        /// The open one.
-        session: Session,
-        /// Which operations.
-        set: SetTickets,
-    },
-    /// Whether that operation of a client is here (R21).
-    Applied {
-        /// Which component.
-        component: ComponentId,
-        /// The asker's epoch.
-        epoch: Epoch,
-        /// Whose operation.
-        ticket: Ticket,
-    },
-    /// Whether the component is here, and its facts.
-    Status {
-        /// Which component.
-        component: ComponentId,
-    },
-    /// Makes a component.
-    Create {
-        /// In which disk group.
-        group: GroupId,
-        /// Which component.
-        component: ComponentId,
-        /// With what.
-        spec: ComponentSpec,
-    },
-    /// Removes a component.
-    Delete {
-        /// Which component.
-        component: ComponentId,
-        /// Refused if a higher epoch was promised.
-        epoch: Epoch,
-    },
-    /// Raises a component's largest size.
-    Grow {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// In blocks.
-        blocks: u32,
-    },
-    /// The tags of a chunk.
-    Tags {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// Which chunk.
-        chunk: u32,
-    },
-    /// Chunks with operations past `since`.
-    ChunksSince {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// Below or at: not wanted.
-        since: Seq,
-        /// First chunk wanted.
-        first: u32,
-    },
-    /// Everything at or below is durable on every active member.
-    Committed {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// The watermark.
-        seq: Seq,
-    },
-    /// Sets a slot aside.
-    Reserve {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// Which chunk.
-        chunk: u32,
-    },
-    /// One operation of the object.
-    Append {
-        /// Which component.
-        component: ComponentId,
-        /// In this session.
-        session: Session,
-        /// What.
-        op: ComponentOp,
-    },
-    /// Blocks, verified.
-    Read {
-        /// Which component.
-        component: ComponentId,
-        /// The owner's epoch.
-        epoch: Epoch,
-        /// Which blocks.
-        range: BlockRange,
-    },
-    /// Blocks of another member.
-    CopyIn {
-        /// Which component.
-        component: ComponentId,
-        /// In this session.
-        session: Session,
-        /// What.
-        copy: Copy,
-    },
-    /// A client's I/O, to the owner.
-    Client(ClientRequest),
-    /// Management between hosts: JSON, see `atoll-node`.
-    Admin(Vec<u8>),
+messages! {
+    /// To a host.
+    #[derive(Debug)]
+    pub enum Request else "unknown request" {
+        /// Asks for leases on objects of which the receiver holds active members (R9).
+        1 Renew {
+            /// This life of the asking host.
+            incarnation: Incarnation,
+            /// Rises with each renewal; give-backs name it.
+            serial: u64,
+            /// What for.
+            objects: Vec<(ObjectId, Epoch)>,
+        } => "owner's host to member's host" on [Control] gets [Granted]
+            again "yes, with a new serial";
+        /// The owner serves these objects no more; grants up to `serial` end now.
+        2 GiveBack {
+            /// The life that held them.
+            incarnation: Incarnation,
+            /// The last renewal that counted.
+            serial: u64,
+            /// Which objects.
+            objects: Vec<ObjectId>,
+        } => "owner's host to member's host" on [Control] gets [Done]
+            again "yes; older serials are ignored";
+        /// Refuse lower epochs; answer when no lease of an older owner can be running (R6, R9).
+        3 Fence {
+            /// Of which object.
+            object: ObjectId,
+            /// The component here.
+            component: ComponentId,
+            /// The new owner's.
+            epoch: Epoch,
+        } => "new owner to member" on [Control] gets [Promise] again "yes";
+        /// Opens a session (R2). With `incomplete` it is brought up to date from that operation
+        /// on: the component notes that it may lack any above the lowest that it was told, until
+        /// `Complete`, and is doubtful if it had noted a lower one than this.
+        4 Attach {
+            /// Which component.
+            component: ComponentId,
+            /// Higher than any before.
+            session: Session,
+            /// See above.
+            incomplete: Option<Seq>,
+        } => "owner to member" on [Control] gets [Promise] again "with a higher session";
+        /// The component lacks nothing any more: it is about to be promoted, or is all there is.
+        5 Complete {
+            /// Which component.
+            component: ComponentId,
+            /// The open one.
+            session: Session,
+            /// It has every operation up to this one, also those of which a copy shows nothing;
+            /// 0: that is not known.
+            up_to: Seq,
+        } => "owner to member" on [Control] gets [Done] again "yes";
+        /// Operations above the watermark, ascending.
+        6 Uncommitted {
+            /// Which component.
+            component: ComponentId,
+            /// The asker's epoch.
+            epoch: Epoch,
+            /// Below or at: not wanted.
+            after: Seq,
+        } => "new owner to member" on [Control] gets [Ops] again "yes";
+        /// Operations of clients that are here and not settled (R21).
+        7 Tickets {
+            /// Which component.
+            component: ComponentId,
+            /// The asker's epoch.
+            epoch: Epoch,
+            /// From where on, by client and number; exclusive.
+            after: (ClientId, u32),
+        } => "owner to member" on [Control] gets [Tickets] again "yes";
+        /// Remembers and forgets operations of clients; in order with `Append`.
+        8 SetTickets {
+            /// Which component.
+            component: ComponentId,
+            /// The open one.
+            session: Session,
+            /// Which operations.
+            set: SetTickets,
+        } => "owner to member" on [Data] gets [Done] again "yes";
+        /// Whether that operation of a client is here (R21).
+        9 Applied {
+            /// Which component.
+            component: ComponentId,
+            /// The asker's epoch.
+            epoch: Epoch,
+            /// Whose operation.
+            ticket: Ticket,
+        } => "owner to member" on [Control] gets [Yes] again "yes";
+        /// Whether the component is here, and its facts.
+        10 Status {
+            /// Which component.
+            component: ComponentId,
+        } => "owner to member" on [Control] gets [Status] again "yes";
+        /// Makes a component.
+        11 Create {
+            /// In which disk group.
+            group: GroupId,
+            /// Which component.
+            component: ComponentId,
+            /// With what.
+            spec: ComponentSpec,
+        } => "owner, management to host" on [Control] gets [Done] again "yes";
+        /// Removes a component.
+        12 Delete {
+            /// Which component.
+            component: ComponentId,
+            /// Refused if a higher epoch was promised.
+            epoch: Epoch,
+        } => "management to host" on [Control] gets [Done] again "yes";
+        /// Raises a component's largest size.
+        13 Grow {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// In blocks.
+            blocks: u32,
+        } => "owner to member" on [Control] gets [Done] again "yes";
+        /// The tags of a chunk.
+        14 Tags {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// Which chunk.
+            chunk: u32,
+        } => "owner to member" on [Data, Bulk] gets [Tags] again "yes";
+        /// Chunks with operations past `since`.
+        15 ChunksSince {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// Below or at: not wanted.
+            since: Seq,
+            /// First chunk wanted.
+            first: u32,
+        } => "owner to member" on [Bulk] gets [Chunks] again "yes";
+        /// Everything at or below `seq` is durable on every active member.
+        16 Committed {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// The watermark.
+            seq: Seq,
+        } => "owner to member" on [Data] gets [Done] again "yes";
+        /// Sets a slot aside.
+        17 Reserve {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// Which chunk.
+            chunk: u32,
+        } => "owner to member" on [Data] gets [Done] again "yes";
+        /// One operation of the object.
+        18 Append {
+            /// Which component.
+            component: ComponentId,
+            /// In this session.
+            session: Session,
+            /// What.
+            op: ComponentOp,
+        } => "owner to member" on [Data] gets [Done] again "only in a new session";
+        /// Blocks, verified.
+        19 Read {
+            /// Which component.
+            component: ComponentId,
+            /// The owner's epoch.
+            epoch: Epoch,
+            /// Which blocks.
+            range: BlockRange,
+        } => "owner to member" on [Data, Bulk] gets [Blocks] again "yes";
+        /// Blocks of another member, and the operations of clients that come or go with them.
+        20 CopyIn {
+            /// Which component.
+            component: ComponentId,
+            /// In this session.
+            session: Session,
+            /// What.
+            copy: Copy,
+        } => "owner to member" on [Bulk] gets [Copied] again "only in a new session";
+        /// A client's I/O: object, ticket, retry, offset, admission, and one of Admit (before a
+        /// client's first change), Read, Write, Zero, Discard, Extents, Turns.
+        21 Client(request: ClientRequest)
+            => "client's host to owner's host" on [Data]
+            gets [Done, Data, Extents, Admitted, Turns, NotOwner, OwnerStopped, VolumeFailed]
+            again "with the same ticket and `retry`";
+        /// Management between hosts, in JSON.
+        22 Admin(json: Vec<u8>)
+            => "any host to any" on [Control] gets [Admin] again "as the request says";
+    }
 }
 
 /// One piece of a client's I/O; never crosses a strip.
@@ -217,7 +235,8 @@ pub struct ClientRequest {
     /// First byte, in the object.
     pub at: u64,
     /// The newest admission that the asking host knows of. A change under an older one is not
-    /// carried out: it may have been on its way while its client went elsewhere (row 58).
+    /// carried out: it may have been on its way while its client went elsewhere (row 58 of
+    /// `docs/faults.md`).
     pub admission: u64,
     /// What.
     pub io: ClientIo,
@@ -256,6 +275,33 @@ pub enum ClientIo {
         /// How many bytes.
         len: u64,
     },
+    /// Turns under the volume's ceiling of I/Os per second.
+    Turns {
+        /// How many; 0: only to learn the ceiling.
+        want: u32,
+    },
+}
+choices!(ClientIo else "unknown client operation" {
+    0 Admit,
+    1 Read { len: u32 },
+    2 Write { crcs: Vec<u32>, data: Vec<Buf> },
+    3 Zero { len: u32 },
+    4 Discard { len: u32 },
+    5 Extents { len: u64 },
+    6 Turns { want: u32 },
+});
+values::fields!(Turns { limit: u32, count: u32, wait_ns: u64 } check are_soon);
+values::fields!(ClientRequest {
+    object: ObjectId,
+    ticket: Ticket,
+    retry: bool,
+    at: u64,
+    admission: u64,
+    io: ClientIo,
+});
+
+fn are_soon(turns: &Turns) -> Got<()> {
+    if turns.wait_ns <= WAIT_MAX.0 { Ok(()) } else { Err(BadMessage("turns too far away")) }
 }
 
 impl ClientIo {
@@ -265,163 +311,81 @@ impl ClientIo {
     }
 }
 
-/// The answer.
-#[derive(Debug)]
-pub enum Reply {
-    /// Done.
-    Done,
-    /// Leases, counted by the owner from before it asked.
-    Granted {
-        /// Of the renewal.
-        serial: u64,
-        /// Not these: a higher epoch is being fenced here, or they are not known (R10).
-        excluded: Vec<ObjectId>,
-    },
-    /// Durable facts.
-    Promise {
-        /// The facts.
-        promise: Promise,
-        /// Acknowledged data may be missing here.
-        doubtful: bool,
-    },
-    /// Chunks; `more`: ask again from the one after the last.
-    Chunks {
-        /// Chunk and its newest seq.
-        chunks: Vec<(u32, Seq)>,
-        /// There may be more.
-        more: bool,
-    },
-    /// Operations; `more`: ask again from the last.
-    Ops {
-        /// Ascending.
-        ops: Vec<OpRecord>,
-        /// There may be more.
-        more: bool,
-    },
-    /// Operations of clients; `more`: ask again from the last.
-    Tickets {
-        /// Ascending by client and number.
-        tickets: Vec<Ticket>,
-        /// There may be more.
-        more: bool,
-    },
-    /// The newest admission; a change that gets this has not been carried out.
-    Admitted(u64),
-    /// Yes or no.
-    Yes(bool),
-    /// A component's facts.
-    Status(ComponentStatus),
-    /// Tags of one chunk.
-    Tags(Vec<BlockTag>),
-    /// Blocks.
-    Blocks(ReadBlocks),
-    /// How many blocks were put in.
-    Copied(u32),
-    /// The store refuses or fails.
-    Failed(StoreError),
-    /// Bytes for a client; CRCs as in [`ClientIo::Write`].
-    Data {
-        /// See above.
-        crcs: Vec<u32>,
-        /// The bytes.
-        data: Vec<Buf>,
-    },
-    /// What a range holds.
-    Extents(Vec<Extent>),
-    /// This host does not own the object; nothing was done.
-    NotOwner,
-    /// This host stopped owning the object meanwhile; the outcome is unknown: retry.
-    OwnerStopped,
-    /// The client's operation failed.
-    VolumeFailed(VolumeError),
-    /// Management's answer.
-    Admin(Vec<u8>),
-}
-
-/// CRCs of a client's data: one per block if the range is whole blocks, else one in all.
-pub fn client_crcs(at: u64, data: &[Buf]) -> Vec<u32> {
-    if is_whole_blocks(at, buf::total_len(data)) {
-        if data.iter().all(|b| b.len().is_multiple_of(BLOCK_LEN)) {
-            return data.iter().flat_map(|b| block_crcs(b)).collect();
-        }
-        return block_crcs(&buf::join(data)).collect();
+messages! {
+    /// The answer.
+    #[derive(Debug)]
+    pub enum Reply else "unknown reply" {
+        /// Done.
+        1 Done;
+        /// Leases, counted by the owner from before it asked.
+        2 Granted {
+            /// Of the renewal.
+            serial: u64,
+            /// Not these: a higher epoch is being fenced here, or they are not known (R10).
+            excluded: Vec<ObjectId>,
+        };
+        /// Durable facts of a component; `doubtful`: acknowledged data may be missing here.
+        3 Promise {
+            /// The facts.
+            promise: Promise,
+            /// See above.
+            doubtful: bool,
+        };
+        /// Chunks, each with its newest seq; `more`: ask again from the one after the last.
+        4 Chunks {
+            /// Ascending.
+            chunks: Vec<(u32, Seq)>,
+            /// There may be more.
+            more: bool,
+        };
+        /// Operations, ascending; `more`: ask again from the last.
+        5 Ops {
+            /// Ascending.
+            ops: Vec<OpRecord>,
+            /// There may be more.
+            more: bool,
+        };
+        /// Operations of clients, ascending by client and number; `more`: ask again from the last.
+        6 Tickets {
+            /// Ascending.
+            tickets: Vec<Ticket>,
+            /// There may be more.
+            more: bool,
+        };
+        /// The newest admission; a change that gets this has not been carried out.
+        7 Admitted(admission: u64);
+        /// Yes or no.
+        8 Yes(yes: bool);
+        /// A component's facts.
+        9 Status(status: ComponentStatus);
+        /// Tags of one chunk.
+        10 Tags(tags: Vec<BlockTag>);
+        /// Blocks.
+        11 Blocks(blocks: ReadBlocks);
+        /// How many blocks were put in.
+        12 Copied(count: u32);
+        /// The store refuses or fails.
+        13 Failed(error: StoreError);
+        /// Bytes for a client; CRCs as in its writes.
+        14 Data {
+            /// See above.
+            crcs: Vec<u32>,
+            /// The bytes.
+            data: Vec<Buf>,
+        };
+        /// What a range holds.
+        15 Extents(extents: Vec<Extent>);
+        /// This host does not own the object; nothing was done.
+        16 NotOwner;
+        /// This host stopped owning the object meanwhile; the outcome is unknown: retry.
+        17 OwnerStopped;
+        /// The client's operation failed.
+        18 VolumeFailed(error: VolumeError);
+        /// Management's answer, in JSON.
+        19 Admin(json: Vec<u8>);
+        /// Turns under the volume's ceiling of I/Os per second.
+        20 Turns(turns: Turns);
     }
-    vec![data.iter().fold(0, |c, b| atoll_format::checksum::crc_append(c, b))]
-}
-
-fn is_whole_blocks(at: u64, len: usize) -> bool {
-    at.is_multiple_of(BLOCK_LEN as u64) && len.is_multiple_of(BLOCK_LEN) && len > 0
-}
-
-fn verified(at: u64, crcs: Vec<u32>, data: Vec<Buf>) -> Result<(Vec<u32>, Vec<Buf>), BadMessage> {
-    if client_crcs(at, &data) == crcs {
-        Ok((crcs, data))
-    } else {
-        Err(BadMessage("payload does not match its checksums"))
-    }
-}
-
-fn enc_range(e: &mut Enc, r: BlockRange) {
-    e.u32(r.start);
-    e.u16(r.count);
-}
-fn dec_range(d: &mut Dec<'_>) -> Result<BlockRange, BadMessage> {
-    let range = BlockRange { start: d.u32()?, count: d.u16()? };
-    if range.is_valid() { Ok(range) } else { Err(BadMessage("a range crosses a chunk")) }
-}
-fn enc_session(e: &mut Enc, s: Session) {
-    e.u32(s.epoch.0);
-    e.u32(s.attach);
-}
-fn dec_session(d: &mut Dec<'_>) -> Result<Session, BadMessage> {
-    Ok(Session { epoch: Epoch(d.u32()?), attach: d.u32()? })
-}
-fn enc_ticket(e: &mut Enc, t: Ticket) {
-    e.u64(t.client.0);
-    e.u32(t.number);
-    e.u32(t.settled_below);
-}
-fn dec_ticket(d: &mut Dec<'_>) -> Result<Ticket, BadMessage> {
-    Ok(Ticket { client: ClientId(d.u64()?), number: d.u32()?, settled_below: d.u32()? })
-}
-fn enc_tickets(e: &mut Enc, set: &SetTickets) {
-    e.list(&set.add, |e, &ticket| enc_ticket(e, ticket));
-    e.list(&set.forget, |e, &ticket| enc_ticket(e, ticket));
-}
-fn dec_tickets(d: &mut Dec<'_>) -> Result<SetTickets, BadMessage> {
-    Ok(SetTickets { add: d.list(16, dec_ticket)?, forget: d.list(16, dec_ticket)? })
-}
-fn enc_tag(e: &mut Enc, t: &BlockTag) {
-    e.u64(t.seq.0);
-    e.u8(t.state as u8);
-    e.u32(t.crc);
-}
-fn dec_tag(d: &mut Dec<'_>) -> Result<BlockTag, BadMessage> {
-    let seq = Seq(d.u64()?);
-    let state = BlockState::from_code(d.u8()?).ok_or(BadMessage("unknown block state"))?;
-    Ok(BlockTag { seq, state, crc: d.u32()? })
-}
-fn enc_spec(e: &mut Enc, s: &ComponentSpec) {
-    e.u64(s.object.0);
-    e.u16(s.leg);
-    e.u32(s.blocks);
-    e.u32(s.epoch.0);
-}
-fn dec_spec(d: &mut Dec<'_>) -> Result<ComponentSpec, BadMessage> {
-    Ok(ComponentSpec {
-        object: ObjectId(d.u64()?),
-        leg: d.u16()?,
-        blocks: d.u32()?,
-        epoch: Epoch(d.u32()?),
-    })
-}
-fn enc_promise(e: &mut Enc, p: &Promise) {
-    e.u32(p.fenced.0);
-    e.u64(p.committed.0);
-    e.u64(p.newest.0);
-}
-fn dec_promise(d: &mut Dec<'_>) -> Result<Promise, BadMessage> {
-    Ok(Promise { fenced: Epoch(d.u32()?), committed: Seq(d.u64()?), newest: Seq(d.u64()?) })
 }
 
 impl Message for Request {
@@ -439,677 +403,87 @@ impl Message for Request {
         }
     }
 
+    fn may_take(&self, lane: Lane) -> bool {
+        self.lanes().contains(&lane)
+    }
+
     fn encode(self) -> Encoded {
-        let mut e = Enc::default();
-        let mut payload = Vec::new();
-        let kind = match self {
-            Self::Renew { incarnation, serial, objects } => {
-                e.u64(incarnation.0);
-                e.u64(serial);
-                e.list(&objects, |e, (object, epoch)| {
-                    e.u64(object.0);
-                    e.u32(epoch.0);
-                });
-                1
-            }
-            Self::GiveBack { incarnation, serial, objects } => {
-                e.u64(incarnation.0);
-                e.u64(serial);
-                e.list(&objects, |e, object| e.u64(object.0));
-                2
-            }
-            Self::Fence { object, component, epoch } => {
-                e.u64(object.0);
-                e.u64(component.0);
-                e.u32(epoch.0);
-                3
-            }
-            Self::Attach { component, session, incomplete } => {
-                e.u64(component.0);
-                enc_session(&mut e, session);
-                match incomplete {
-                    Some(above) => {
-                        e.u64(above.0);
-                        28
-                    }
-                    None => 4,
-                }
-            }
-            Self::Complete { component, session, up_to } => {
-                e.u64(component.0);
-                enc_session(&mut e, session);
-                if up_to == Seq(0) {
-                    29
-                } else {
-                    e.u64(up_to.0);
-                    30
-                }
-            }
-            Self::Uncommitted { component, epoch, after } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u64(after.0);
-                5
-            }
-            Self::Applied { component, epoch, ticket } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                enc_ticket(&mut e, ticket);
-                6
-            }
-            Self::Tickets { component, epoch, after: (client, number) } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u64(client.0);
-                e.u32(number);
-                24
-            }
-            Self::SetTickets { component, session, set } => {
-                e.u64(component.0);
-                enc_session(&mut e, session);
-                enc_tickets(&mut e, &set);
-                25
-            }
-            Self::Status { component } => {
-                e.u64(component.0);
-                7
-            }
-            Self::Create { group, component, spec } => {
-                e.u64(group.0);
-                e.u64(component.0);
-                enc_spec(&mut e, &spec);
-                8
-            }
-            Self::Delete { component, epoch } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                9
-            }
-            Self::Grow { component, epoch, blocks } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u32(blocks);
-                10
-            }
-            Self::Tags { component, epoch, chunk } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u32(chunk);
-                11
-            }
-            Self::ChunksSince { component, epoch, since, first } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u64(since.0);
-                e.u32(first);
-                12
-            }
-            Self::Committed { component, epoch, seq } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u64(seq.0);
-                13
-            }
-            Self::Reserve { component, epoch, chunk } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                e.u32(chunk);
-                14
-            }
-            Self::Append { component, session, op } => {
-                e.u64(component.0);
-                enc_session(&mut e, session);
-                e.u32(op.id.epoch.0);
-                e.u64(op.id.seq.0);
-                enc_ticket(&mut e, op.ticket);
-                e.u8(op.kind as u8);
-                enc_range(&mut e, op.range);
-                e.u64(op.committed.0);
-                e.list(&op.crcs, |e, c| e.u32(*c));
-                payload = op.payload;
-                15
-            }
-            Self::Read { component, epoch, range } => {
-                e.u64(component.0);
-                e.u32(epoch.0);
-                enc_range(&mut e, range);
-                16
-            }
-            Self::CopyIn { component, session, copy } => {
-                e.u64(component.0);
-                enc_session(&mut e, session);
-                e.u32(copy.chunk);
-                e.u8(u8::from(copy.only_if.is_some()));
-                e.u64(copy.only_if.unwrap_or_default().0);
-                e.list(&copy.blocks, |e, b| {
-                    e.u32(b.block);
-                    enc_tag(e, &b.tag);
-                });
-                let with_tickets = !copy.tickets.is_empty();
-                if with_tickets {
-                    enc_tickets(&mut e, &copy.tickets);
-                }
-                payload = copy.blocks.into_iter().filter_map(|b| b.bytes).collect();
-                // Hosts that do not know the second have frozen the first.
-                if with_tickets { 27 } else { 17 }
-            }
-            Self::Client(ClientRequest { object, ticket, retry, at, admission, io }) => {
-                e.u64(object.0);
-                enc_ticket(&mut e, ticket);
-                e.u8(u8::from(retry));
-                e.u64(at);
-                e.u64(admission);
-                match io {
-                    ClientIo::Admit => 26,
-                    ClientIo::Read { len } => {
-                        e.u32(len);
-                        18
-                    }
-                    ClientIo::Write { crcs, data } => {
-                        e.list(&crcs, |e, c| e.u32(*c));
-                        payload = data;
-                        19
-                    }
-                    ClientIo::Zero { len } => {
-                        e.u32(len);
-                        20
-                    }
-                    ClientIo::Discard { len } => {
-                        e.u32(len);
-                        21
-                    }
-                    ClientIo::Extents { len } => {
-                        e.u64(len);
-                        22
-                    }
-                }
-            }
-            Self::Admin(json) => {
-                e.0 = json;
-                23
-            }
-        };
-        Encoded { kind, body: e.0, payload, payload_checked_by_receiver: true }
+        if let Self::Append { session, op, .. } = &self {
+            assert_eq!(session.epoch, op.id.epoch, "{:?} in {session:?}", op.id);
+        }
+        self.put()
     }
 
     fn decode(kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
-        let mut d = Dec(body);
-        let d = &mut d;
-        if !payload.is_empty() && !matches!(kind, 15 | 17 | 19 | 27) {
-            return Err(BadMessage("a payload where none belongs"));
+        let request = Self::get(kind, body, payload)?;
+        if let Self::Client(ClientRequest { at, io: ClientIo::Write { crcs, data }, .. }) = &request
+            && client_crcs(*at, data) != *crcs
+        {
+            return Err(CHANGED);
         }
-        let request = match kind {
-            1 => Self::Renew {
-                incarnation: Incarnation(d.u64()?),
-                serial: d.u64()?,
-                objects: d.list(12, |d| Ok((ObjectId(d.u64()?), Epoch(d.u32()?))))?,
-            },
-            2 => Self::GiveBack {
-                incarnation: Incarnation(d.u64()?),
-                serial: d.u64()?,
-                objects: d.list(8, |d| Ok(ObjectId(d.u64()?)))?,
-            },
-            3 => Self::Fence {
-                object: ObjectId(d.u64()?),
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-            },
-            4 | 28 => Self::Attach {
-                component: ComponentId(d.u64()?),
-                session: dec_session(d)?,
-                incomplete: if kind == 28 { Some(Seq(d.u64()?)) } else { None },
-            },
-            29 | 30 => Self::Complete {
-                component: ComponentId(d.u64()?),
-                session: dec_session(d)?,
-                up_to: if kind == 30 { Seq(d.u64()?) } else { Seq(0) },
-            },
-            5 => Self::Uncommitted {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                after: Seq(d.u64()?),
-            },
-            6 => Self::Applied {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                ticket: dec_ticket(d)?,
-            },
-            7 => Self::Status { component: ComponentId(d.u64()?) },
-            8 => Self::Create {
-                group: GroupId(d.u64()?),
-                component: ComponentId(d.u64()?),
-                spec: dec_spec(d)?,
-            },
-            9 => Self::Delete { component: ComponentId(d.u64()?), epoch: Epoch(d.u32()?) },
-            10 => Self::Grow {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                blocks: d.u32()?,
-            },
-            11 => Self::Tags {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                chunk: d.u32()?,
-            },
-            12 => Self::ChunksSince {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                since: Seq(d.u64()?),
-                first: d.u32()?,
-            },
-            13 => Self::Committed {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                seq: Seq(d.u64()?),
-            },
-            14 => Self::Reserve {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                chunk: d.u32()?,
-            },
-            15 => {
-                let component = ComponentId(d.u64()?);
-                let session = dec_session(d)?;
-                let id = OpId { epoch: Epoch(d.u32()?), seq: Seq(d.u64()?) };
-                let ticket = dec_ticket(d)?;
-                let kind = OpKind::from_code(d.u8()?).ok_or(BadMessage("unknown operation"))?;
-                let range = dec_range(d)?;
-                let committed = Seq(d.u64()?);
-                let crcs = d.list(4, Dec::u32)?;
-                let blocks = if kind == OpKind::Write { usize::from(range.count) } else { 0 };
-                if buf::total_len(&payload) != blocks * BLOCK_LEN || crcs.len() != blocks {
-                    return Err(BadMessage("payload does not fit the range"));
-                }
-                // Whether the bytes are those of the CRCs the store finds out: its refusal closes
-                // the session, which one of the transport would not.
-                let checked = false;
-                let op = ComponentOp { id, ticket, kind, range, committed, crcs, checked, payload };
-                Self::Append { component, session, op }
-            }
-            16 => Self::Read {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                range: dec_range(d)?,
-            },
-            17 | 27 => {
-                let component = ComponentId(d.u64()?);
-                let session = dec_session(d)?;
-                let chunk = d.u32()?;
-                let conditional = d.bool()?;
-                let only_if = Some(Seq(d.u64()?)).filter(|_| conditional);
-                let payload = buf::join(&payload);
-                let mut at = 0;
-                let blocks = d.list(17, |d| {
-                    let (block, tag) = (d.u32()?, dec_tag(d)?);
-                    let mut bytes = None;
-                    if tag.state == BlockState::Raw {
-                        if at + BLOCK_LEN > payload.len() {
-                            return Err(BadMessage("payload is shorter than its blocks"));
-                        }
-                        let block = payload.slice(at..at + BLOCK_LEN);
-                        at += BLOCK_LEN;
-                        if crc(&block) != tag.crc {
-                            return Err(BadMessage("payload does not match its checksums"));
-                        }
-                        bytes = Some(block);
-                    }
-                    Ok(CopyBlock { block, tag, bytes })
-                })?;
-                if at != payload.len() {
-                    return Err(BadMessage("payload is longer than its blocks"));
-                }
-                let tickets = if kind == 27 { dec_tickets(d)? } else { SetTickets::default() };
-                Self::CopyIn { component, session, copy: Copy { chunk, blocks, only_if, tickets } }
-            }
-            18..=22 | 26 => {
-                let object = ObjectId(d.u64()?);
-                let ticket = dec_ticket(d)?;
-                let retry = d.bool()?;
-                let at = d.u64()?;
-                let admission = d.u64()?;
-                let io = match kind {
-                    26 => ClientIo::Admit,
-                    18 => ClientIo::Read { len: d.u32()? },
-                    19 => {
-                        let crcs = d.list(4, Dec::u32)?;
-                        let (crcs, data) = verified(at, crcs, payload)?;
-                        ClientIo::Write { crcs, data }
-                    }
-                    20 => ClientIo::Zero { len: d.u32()? },
-                    21 => ClientIo::Discard { len: d.u32()? },
-                    _ => ClientIo::Extents { len: d.u64()? },
-                };
-                Self::Client(ClientRequest { object, ticket, retry, at, admission, io })
-            }
-            23 => return Ok(Self::Admin(body.to_vec())),
-            24 => Self::Tickets {
-                component: ComponentId(d.u64()?),
-                epoch: Epoch(d.u32()?),
-                after: (ClientId(d.u64()?), d.u32()?),
-            },
-            25 => Self::SetTickets {
-                component: ComponentId(d.u64()?),
-                session: dec_session(d)?,
-                set: dec_tickets(d)?,
-            },
-            _ => return Err(BadMessage("unknown request")),
-        };
-        Dec(d.0).end()?;
         Ok(request)
     }
 }
 
-fn enc_store_error(e: &mut Enc, error: &StoreError) {
-    match error {
-        StoreError::NoComponent(id) => {
-            e.u8(1);
-            e.u64(id.0);
-        }
-        StoreError::Exists(id) => {
-            e.u8(2);
-            e.u64(id.0);
-        }
-        StoreError::Fenced { fenced } => {
-            e.u8(3);
-            e.u32(fenced.0);
-        }
-        StoreError::Session { open } => {
-            e.u8(4);
-            enc_session(e, *open);
-        }
-        StoreError::Malformed(_) => e.u8(5),
-        StoreError::Damaged { block } => {
-            e.u8(6);
-            e.u32(*block);
-        }
-        StoreError::Bad(blocks) => {
-            e.u8(7);
-            e.list(blocks, |e, b| e.u32(*b));
-        }
-        StoreError::Full => e.u8(8),
-        StoreError::Failed(why) => {
-            e.u8(9);
-            e.text(why);
-        }
-        StoreError::NotOpen(id) => {
-            e.u8(10);
-            e.u64(id.0);
-        }
-    }
-}
-
-fn dec_store_error(d: &mut Dec<'_>) -> Result<StoreError, BadMessage> {
-    Ok(match d.u8()? {
-        1 => StoreError::NoComponent(ComponentId(d.u64()?)),
-        2 => StoreError::Exists(ComponentId(d.u64()?)),
-        3 => StoreError::Fenced { fenced: Epoch(d.u32()?) },
-        4 => StoreError::Session { open: dec_session(d)? },
-        5 => StoreError::Malformed("refused by the member"),
-        6 => StoreError::Damaged { block: d.u32()? },
-        7 => StoreError::Bad(d.list(4, Dec::u32)?),
-        8 => StoreError::Full,
-        9 => StoreError::Failed(d.text()?),
-        10 => StoreError::NotOpen(ComponentId(d.u64()?)),
-        _ => return Err(BadMessage("unknown store error")),
-    })
-}
-
-fn enc_volume_error(e: &mut Enc, error: &VolumeError) {
-    match error {
-        VolumeError::OutOfRange { at, len } => {
-            e.u8(1);
-            e.u64(*at);
-            e.u64(*len);
-        }
-        VolumeError::NoSpace(why) => {
-            e.u8(2);
-            e.text(why);
-        }
-        VolumeError::ReadOnly => e.u8(3),
-        VolumeError::Io(why) => {
-            e.u8(4);
-            e.text(why);
-        }
-        VolumeError::TimedOut(why) => {
-            e.u8(5);
-            e.text(why);
-        }
-        VolumeError::Gone => e.u8(6),
-        VolumeError::Unsupported => e.u8(7),
-        VolumeError::Locked(why) => {
-            e.u8(8);
-            e.text(why);
-        }
-    }
-}
-
-fn dec_volume_error(d: &mut Dec<'_>) -> Result<VolumeError, BadMessage> {
-    Ok(match d.u8()? {
-        1 => VolumeError::OutOfRange { at: d.u64()?, len: d.u64()? },
-        2 => VolumeError::NoSpace(d.text()?),
-        3 => VolumeError::ReadOnly,
-        4 => VolumeError::Io(d.text()?),
-        5 => VolumeError::TimedOut(d.text()?),
-        6 => VolumeError::Gone,
-        7 => VolumeError::Unsupported,
-        8 => VolumeError::Locked(d.text()?),
-        _ => return Err(BadMessage("unknown volume error")),
-    })
-}
-
 impl Message for Reply {
     fn encode(self) -> Encoded {
-        let mut e = Enc::default();
-        let mut payload = Vec::new();
-        let kind = match self {
-            Self::Done => 1,
-            Self::Granted { serial, excluded } => {
-                e.u64(serial);
-                e.list(&excluded, |e, o| e.u64(o.0));
-                2
-            }
-            Self::Promise { promise, doubtful } => {
-                enc_promise(&mut e, &promise);
-                e.u8(u8::from(doubtful));
-                3
-            }
-            Self::Chunks { chunks, more } => {
-                e.u8(u8::from(more));
-                e.list(&chunks, |e, (chunk, seq)| {
-                    e.u32(*chunk);
-                    e.u64(seq.0);
-                });
-                4
-            }
-            Self::Yes(yes) => {
-                e.u8(u8::from(yes));
-                5
-            }
-            Self::Status(s) => {
-                e.u64(s.id.0);
-                enc_spec(&mut e, &s.spec);
-                enc_promise(&mut e, &s.promise);
-                enc_session(&mut e, s.session);
-                e.u64(s.used_bytes);
-                e.u8(u8::from(s.doubtful) | u8::from(s.incomplete.is_some()) << 1);
-                if let Some(above) = s.incomplete {
-                    e.u64(above.0);
-                }
-                e.u8(u8::from(s.lost));
-                6
-            }
-            Self::Tags(tags) => {
-                e.list(&tags, enc_tag);
-                7
-            }
-            Self::Blocks(blocks) => {
-                e.list(&blocks.tags, enc_tag);
-                payload = blocks.payload;
-                8
-            }
-            Self::Copied(count) => {
-                e.u32(count);
-                9
-            }
-            Self::Failed(error) => {
-                enc_store_error(&mut e, &error);
-                10
-            }
-            Self::Data { crcs, data } => {
-                e.list(&crcs, |e, c| e.u32(*c));
-                payload = data;
-                11
-            }
-            Self::Extents(extents) => {
-                e.list(&extents, |e, x| {
-                    e.u64(x.len);
-                    e.u8(match x.kind {
-                        ExtentKind::Data => 0,
-                        ExtentKind::Zero => 1,
-                        ExtentKind::Hole => 2,
-                    });
-                });
-                12
-            }
-            Self::NotOwner => 13,
-            Self::OwnerStopped => 14,
-            Self::VolumeFailed(error) => {
-                enc_volume_error(&mut e, &error);
-                15
-            }
-            Self::Admin(json) => {
-                e.0 = json;
-                16
-            }
-            Self::Ops { ops, more } => {
-                e.u8(u8::from(more));
-                e.list(&ops, |e, op| {
-                    e.u32(op.id.epoch.0);
-                    e.u64(op.id.seq.0);
-                    enc_ticket(e, op.ticket);
-                    e.u8(op.kind as u8);
-                    enc_range(e, op.range);
-                });
-                17
-            }
-            Self::Admitted(admission) => {
-                e.u64(admission);
-                19
-            }
-            Self::Tickets { tickets, more } => {
-                e.u8(u8::from(more));
-                e.list(&tickets, |e, &ticket| enc_ticket(e, ticket));
-                18
-            }
-        };
-        Encoded { kind, body: e.0, payload, payload_checked_by_receiver: true }
+        self.put()
     }
 
     fn decode(kind: u16, body: &[u8], payload: Vec<Buf>) -> Result<Self, BadMessage> {
-        let mut d = Dec(body);
-        let d = &mut d;
-        if !payload.is_empty() && !matches!(kind, 8 | 11) {
-            return Err(BadMessage("a payload where none belongs"));
-        }
-        let reply = match kind {
-            1 => Self::Done,
-            2 => {
-                Self::Granted { serial: d.u64()?, excluded: d.list(8, |d| Ok(ObjectId(d.u64()?)))? }
+        let reply = Self::get(kind, body, payload)?;
+        let is_sound = match &reply {
+            Self::Blocks(blocks) => fit_their_tags(blocks) || mutant!("message.blocks_not_checked"),
+            // The range is not known here; one CRC may be of one block or of a piece.
+            Self::Data { crcs, data } => {
+                client_crcs(u64::from(crcs.len() == 1), data) == *crcs
+                    || mutant!("message.data_not_checked")
             }
-            3 => Self::Promise { promise: dec_promise(d)?, doubtful: d.bool()? },
-            4 => Self::Chunks {
-                more: d.bool()?,
-                chunks: d.list(12, |d| Ok((d.u32()?, Seq(d.u64()?))))?,
-            },
-            5 => Self::Yes(d.bool()?),
-            6 => {
-                let (id, spec, promise) = (ComponentId(d.u64()?), dec_spec(d)?, dec_promise(d)?);
-                let (session, used_bytes) = (dec_session(d)?, d.u64()?);
-                let lacks = d.u8()?;
-                if lacks > 3 {
-                    return Err(BadMessage("unknown flags of a component"));
-                }
-                let doubtful = lacks & 1 != 0;
-                let incomplete = if lacks & 2 != 0 { Some(Seq(d.u64()?)) } else { None };
-                let lost = d.bool()?;
-                Self::Status(ComponentStatus {
-                    id,
-                    spec,
-                    promise,
-                    session,
-                    used_bytes,
-                    doubtful,
-                    incomplete,
-                    lost,
-                })
-            }
-            7 => Self::Tags(d.list(13, dec_tag)?),
-            8 => {
-                let tags = d.list(13, dec_tag)?;
-                if buf::total_len(&payload) != tags.len() * BLOCK_LEN {
-                    return Err(BadMessage("payload does not fit its tags"));
-                }
-                let found = client_crcs(0, &payload);
-                let matches = tags.iter().zip(&found).all(|(tag, &found)| {
-                    found == if tag.state == BlockState::Raw { tag.crc } else { ZERO_BLOCK_CRC }
-                });
-                if !matches && !tags.is_empty() && !mutant!("message.blocks_not_checked") {
-                    return Err(BadMessage("payload does not match its checksums"));
-                }
-                Self::Blocks(ReadBlocks { tags, payload })
-            }
-            9 => Self::Copied(d.u32()?),
-            10 => Self::Failed(dec_store_error(d)?),
-            11 => {
-                let crcs = d.list(4, Dec::u32)?;
-                // The range is not known here; one CRC may be of one block or of a piece.
-                let found = if crcs.len() == 1 {
-                    client_crcs(1, &payload)
-                } else {
-                    client_crcs(0, &payload)
-                };
-                if found != crcs && !mutant!("message.data_not_checked") {
-                    return Err(BadMessage("payload does not match its checksums"));
-                }
-                Self::Data { crcs, data: payload }
-            }
-            12 => Self::Extents(d.list(9, |d| {
-                let len = d.u64()?;
-                let kind = match d.u8()? {
-                    0 => ExtentKind::Data,
-                    1 => ExtentKind::Zero,
-                    2 => ExtentKind::Hole,
-                    _ => return Err(BadMessage("unknown extent kind")),
-                };
-                Ok(Extent { len, kind })
-            })?),
-            13 => Self::NotOwner,
-            14 => Self::OwnerStopped,
-            15 => Self::VolumeFailed(dec_volume_error(d)?),
-            16 => return Ok(Self::Admin(body.to_vec())),
-            17 => Self::Ops {
-                more: d.bool()?,
-                ops: d.list(35, |d| {
-                    Ok(OpRecord {
-                        id: OpId { epoch: Epoch(d.u32()?), seq: Seq(d.u64()?) },
-                        ticket: dec_ticket(d)?,
-                        kind: OpKind::from_code(d.u8()?).ok_or(BadMessage("unknown operation"))?,
-                        range: dec_range(d)?,
-                    })
-                })?,
-            },
-            19 => Self::Admitted(d.u64()?),
-            18 => Self::Tickets { more: d.bool()?, tickets: d.list(16, dec_ticket)? },
-            _ => return Err(BadMessage("unknown reply")),
+            _ => true,
         };
-        Dec(d.0).end()?;
-        Ok(reply)
+        if is_sound { Ok(reply) } else { Err(CHANGED) }
     }
+}
+
+const CHANGED: BadMessage = BadMessage("payload does not match its checksums");
+
+fn fit_their_tags(blocks: &ReadBlocks) -> bool {
+    let crc_of = |tag: &BlockTag| match tag.state {
+        BlockState::Raw => tag.crc,
+        _ => ZERO_BLOCK_CRC,
+    };
+    blocks.tags.is_empty() || blocks.tags.iter().map(crc_of).eq(client_crcs(0, &blocks.payload))
+}
+
+/// CRCs of a client's data: one per block if the range is whole blocks, else one in all.
+pub fn client_crcs(at: u64, data: &[Buf]) -> Vec<u32> {
+    let len = buf::total_len(data);
+    if is_whole_blocks(at, len) {
+        let crcs: Vec<u32> = if data.iter().all(|b| b.len().is_multiple_of(BLOCK_LEN)) {
+            data.iter().flat_map(|b| block_crcs(b)).collect()
+        } else {
+            block_crcs(&buf::join(data)).collect()
+        };
+        assert_eq!(crcs.len() * BLOCK_LEN, len, "one checksum a block");
+        return crcs;
+    }
+    vec![data.iter().fold(0, |c, b| atoll_format::checksum::crc_append(c, b))]
+}
+
+fn is_whole_blocks(at: u64, len: usize) -> bool {
+    at.is_multiple_of(BLOCK_LEN as u64) && len.is_multiple_of(BLOCK_LEN) && len > 0
 }
 
 #[cfg(test)]
 mod tests {
+    use super::declare::Row;
     use super::*;
+    use atoll_format::checksum::crc;
+    use atoll_format::id::OpId;
+    use atoll_format::op::OpKind;
+    use atoll_world::components::CopyBlock;
+    use atoll_world::volume::ExtentKind;
+    use std::collections::BTreeSet;
 
     fn every_request() -> Vec<Request> {
         let component = ComponentId(0x1122);
@@ -1187,6 +561,7 @@ mod tests {
             client(0, ClientIo::Zero { len: 4096 }),
             client(0, ClientIo::Discard { len: 4096 }),
             client(0, ClientIo::Extents { len: 1 << 40 }),
+            client(0, ClientIo::Turns { want: 128 }),
             client(0, ClientIo::Admit),
             copy_in(SetTickets { add: vec![ticket], forget: vec![ticket, ticket] }),
             Request::Attach { component, session, incomplete: Some(seq) },
@@ -1220,6 +595,7 @@ mod tests {
             Reply::Chunks { chunks: vec![(1, Seq(2))], more: true },
             Reply::Tickets { tickets: vec![Ticket::default()], more: true },
             Reply::Admitted(1 << 40),
+            Reply::Turns(Turns { limit: 500, count: 50, wait_ns: 1 << 30 }),
             Reply::Ops {
                 ops: vec![OpRecord {
                     id: OpId::default(),
@@ -1302,16 +678,12 @@ mod tests {
                 assert_eq!((k, &b, &p), (kind, &body, &payload), "{text}");
             }
             // A body that is cut short or goes on is refused, never misread.
-            if !text.starts_with("Admin") {
-                for cut in 0..body.len() {
-                    assert!(
-                        M::decode(kind, &body[..cut], payload.clone()).is_err(),
-                        "{text} {cut}"
-                    );
-                }
-                let longer = [&body[..], &[0]].concat();
-                assert!(M::decode(kind, &longer, payload).is_err(), "{text}");
+            for cut in 0..body.len() {
+                let taken = M::decode(kind, &body[..cut], payload.clone());
+                assert!(taken.is_err(), "{text} {cut}");
             }
+            let longer = [&body[..], &[0]].concat();
+            assert!(M::decode(kind, &longer, payload).is_err(), "{text}");
         }
     }
 
@@ -1327,16 +699,54 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_1_never_change() {
+    fn the_bytes_of_version_2_never_change() {
         let now = lines("request", every_request()) + &lines("reply", every_reply());
-        assert!(now == include_str!("../golden/messages.v1.hex"), "they are now:\n{now}");
-        let kinds = |what: &str| -> std::collections::BTreeSet<u16> {
+        assert!(now == include_str!("../golden/messages.v2.hex"), "they are now:\n{now}");
+        let kinds = |what: &str| -> BTreeSet<u16> {
             let of = now.lines().filter_map(|l| l.strip_prefix(what)?.split(' ').next());
             of.map(|kind| kind.parse().expect("a number")).collect()
         };
         // None is missing: a kind without bytes here is one that nobody froze.
-        assert!(kinds("request ").into_iter().eq(1..=30), "{:?}", kinds("request "));
-        assert!(kinds("reply ").into_iter().eq(1..=19), "{:?}", kinds("reply "));
+        let declared = |rows: &[Row]| rows.iter().map(|row| row.kind).collect::<BTreeSet<_>>();
+        assert_eq!(kinds("request "), declared(Request::ROWS));
+        assert_eq!(kinds("reply "), declared(Reply::ROWS));
+    }
+
+    /// The tables that are made of the rows; ATOLL_REGENERATE=1 writes them.
+    #[test]
+    fn the_protocol_says_what_is_declared() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol.md");
+        let old = std::fs::read_to_string(path).expect("docs/protocol.md");
+        let mut text = old.clone();
+        let with_payload = |samples: Vec<(u16, Vec<u8>, Vec<Buf>)>| -> BTreeSet<u16> {
+            samples
+                .into_iter()
+                .filter(|(.., payload)| !payload.is_empty())
+                .map(|(k, ..)| k)
+                .collect()
+        };
+        let requests = with_payload(every_request().into_iter().map(deliver).collect());
+        let replies = with_payload(every_reply().into_iter().map(deliver).collect());
+        for (rows, name, has_payload) in
+            [(Request::ROWS, "requests", requests), (Reply::ROWS, "replies", replies)]
+        {
+            let mark = format!("<!-- {name} of crates/object/src/message.rs -->\n");
+            let (before, rest) = text.split_once(&mark).expect("the table's mark");
+            let end = rest.find("\n\n").expect("the table's end") + 1;
+            let head = rest.lines().take(2).map(|line| format!("{line}\n")).collect::<String>();
+            let table =
+                rows.iter().map(|r| r.line(has_payload.contains(&r.kind))).collect::<String>();
+            text = format!("{before}{mark}{head}{table}{}", &rest[end..]);
+        }
+        if std::env::var_os("ATOLL_REGENERATE").is_some() {
+            std::fs::write(path, &text).expect("docs/protocol.md");
+        } else {
+            assert!(text == old, "docs/protocol.md is not what is declared: ATOLL_REGENERATE=1");
+        }
+        let replies: BTreeSet<_> = Reply::ROWS.iter().map(|row| row.name).collect();
+        for row in Request::ROWS {
+            assert!(row.replies.iter().all(|name| replies.contains(name)), "{}", row.name);
+        }
     }
 
     #[test]
@@ -1353,7 +763,7 @@ mod tests {
                 let mut bytes = data.to_vec();
                 bytes[700] ^= 1;
                 let taken = Request::decode(kind, &body, vec![Buf::copy_from(&bytes)]);
-                // Its store looks: story `refused-write-is-sent-again-in-order`.
+                // Its store looks: scenario `refused-write-is-sent-again-in-order`.
                 assert_eq!(taken.is_ok(), matches!(taken, Ok(Request::Append { .. })));
             }
         }

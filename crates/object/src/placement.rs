@@ -23,7 +23,7 @@ use atoll_format::record::{
     self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
     RECORD_VERSION, VALUE_MAX, legs_needed,
 };
-use atoll_format::units::{BLOCK, CHUNK, OBJECT_MAX, iec};
+use atoll_format::units::{BLOCK, CHUNK, COMPONENT_MAX, OBJECT_MAX, iec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -339,7 +339,43 @@ pub fn place(
         members: members.iter().map(|&p| (places[p].host.id, places[p].group.id)).collect(),
         bytes,
     };
-    Ok(chosen.into_iter().zip(legs).map(placed).collect())
+    let placed: Vec<LegPlacement> = chosen.into_iter().zip(legs).map(placed).collect();
+    check_placed(hosts, policy, size_bytes, prefer, &placed);
+    Ok(placed)
+}
+
+/// The rules that are never broken, in other words than those that the search uses.
+fn check_placed(
+    hosts: &[HostView],
+    policy: &Policy,
+    size_bytes: u64,
+    prefer: Option<HostId>,
+    placed: &[LegPlacement],
+) {
+    assert_eq!(placed.len(), legs_needed(policy, size_bytes), "legs of {size_bytes} bytes");
+    let bytes: u64 = placed.iter().map(|leg| leg.bytes).sum();
+    assert!(bytes >= size_bytes, "{bytes} bytes in all for {size_bytes}");
+    let mut needed: BTreeMap<(HostId, GroupId), (u64, u32)> = BTreeMap::new();
+    for leg in placed {
+        assert_eq!(leg.members.len(), policy.members(), "one member a copy: {leg:?}");
+        let mut domains = BTreeSet::new();
+        for &(id, group) in &leg.members {
+            let host = hosts.iter().find(|host| host.id == id).expect("chosen among these");
+            assert!(host.alive, "{} is down", host.name);
+            assert!(domains.insert(&host.fault_domain), "two members in {}", host.fault_domain);
+            let (bytes, components) = needed.entry((id, group)).or_default();
+            (*bytes, *components) = (*bytes + leg.bytes, *components + 1);
+        }
+        let others = &leg.members[1..];
+        assert!(others.iter().all(|&(host, _)| Some(host) != prefer), "the near one is first");
+    }
+    for (&(id, group), &(bytes, components)) in &needed {
+        let host = hosts.iter().find(|host| host.id == id).expect("just looked at");
+        let group = host.groups.iter().find(|g| g.id == group).expect("a group of that host");
+        assert!(group.healthy, "group {} has failed", group.id);
+        assert!(bytes <= group.free_bytes, "{bytes} bytes into {group:?}");
+        assert!(components <= group.free_components, "{components} components into {group:?}");
+    }
 }
 
 /// Whether an object may grow to `size_bytes` where it is: the question that [`place`] asks of a
@@ -383,6 +419,7 @@ pub fn grow(
     if excluded.is_empty() {
         return Ok(());
     }
+    assert!(excluded.len() <= needed.len(), "{} places of {}", excluded.len(), needed.len());
     let (places, usable) = (needed.len(), needed.len() - excluded.len());
     let mut remedies = returning(&excluded);
     if missing > 0 {
@@ -425,6 +462,21 @@ pub fn replacement(
         .filter(fitting)
         .min_by(|a, b| again(a).cmp(&again(b)).then_with(|| a.score(0).total_cmp(&b.score(0))));
     if let Some(place) = best {
+        let others = || members.iter().filter(|m| m.component != gone);
+        assert!(place.host.alive && place.group.healthy, "{:?} is in no state", place.group);
+        assert!(place.group.free_bytes >= bytes, "{bytes} bytes into {:?}", place.group);
+        assert!(place.group.free_components > 0, "one more into {:?}", place.group);
+        assert!(
+            others().all(|m| domain_of(m.host) != Some(&place.host.fault_domain)),
+            "two members in {}",
+            place.host.fault_domain
+        );
+        assert!(others().all(|m| m.host != place.host.id), "two members on {}", place.host.name);
+        assert!(
+            is_lost || old.is_none_or(|m| m.group != place.group.id),
+            "what is only away comes back to {:?}",
+            place.group
+        );
         return Ok((place.host.id, place.group.id));
     }
 
@@ -437,6 +489,7 @@ pub fn replacement(
         } else {
             let Some(reason) = unfit(host, &here, 1, bytes) else { continue };
             if let Reason::Full { free_bytes, .. } = reason {
+                assert!(free_bytes < bytes, "{free_bytes} bytes are room for {bytes}");
                 missing = missing.min(bytes - free_bytes);
             }
             reason
@@ -580,8 +633,13 @@ impl<'a> Place<'a> {
         let names: BTreeSet<&str> = hosts.iter().map(|h| h.fault_domain.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
         let mut places = Vec::new();
-        for host in hosts.iter().filter(|h| h.alive) {
-            for group in host.groups.iter().filter(|g| g.healthy && g.room() > 0) {
+        // Records of hosts may be changed by hand: of two with one id, the first counts.
+        let is_first = |i: usize, h: &HostView| hosts[..i].iter().all(|o| o.id != h.id);
+        let once = hosts.iter().enumerate().filter(|&(i, h)| is_first(i, h)).map(|(_, h)| h);
+        for host in once.filter(|h| h.alive) {
+            let is_first = |i: usize, g: &GroupView| host.groups[..i].iter().all(|o| o.id != g.id);
+            let once = host.groups.iter().enumerate().filter(|&(i, g)| is_first(i, g));
+            for group in once.map(|(_, g)| g).filter(|g| g.healthy && g.room() > 0) {
                 let name = names.binary_search(&host.fault_domain.as_str());
                 places.push(Self {
                     host,
@@ -595,6 +653,8 @@ impl<'a> Place<'a> {
         }
         // The order of the inventory decides nothing.
         places.sort_by_key(|p| (p.host.id, p.group.id));
+        assert!(places.iter().all(|p| p.free > 0 && p.domain < names.len()), "no place at all");
+        assert!(places.iter().all(|p| p.start > 0.0 && p.start <= 1.0), "a turn begins in (0, 1]");
         places
     }
 
@@ -626,16 +686,29 @@ impl<'a> Search<'a> {
         legs: &'a [u64],
         copies: usize,
     ) -> Option<Vec<Vec<usize>>> {
+        assert!(copies > 0 && legs.iter().all(|&bytes| bytes > 0), "{copies} copies of {legs:?}");
+        assert_eq!(free.len(), places.len(), "what is free in each place");
         let mut least = legs.to_vec();
         for i in (1..least.len()).rev() {
             least[i - 1] = least[i - 1].min(least[i]);
         }
+        assert!(least.is_sorted() && least.first() == legs.iter().min(), "{least:?} of {legs:?}");
         let domains = places.iter().map(|p| p.domain + 1).max().unwrap_or(0);
         let taken = vec![0; places.len()];
         let chosen = Vec::new();
         let mut search =
             Self { places, free, taken, legs, least, copies, domains, chosen, steps: 0 };
-        (search.hopeful(0) && search.leg(0)).then_some(search.chosen)
+        // Other hosts say what they have free: together it may be more than fits 64 bits.
+        let all = |free: &[u64]| free.iter().map(|&bytes| u128::from(bytes)).sum::<u128>();
+        let before = all(&search.free);
+        let found = search.hopeful(0) && search.leg(0);
+        // Whatever was tried and given up again has been given back.
+        let taken: usize = search.taken.iter().map(|&n| n as usize).sum();
+        let used = if found { all(legs) * copies as u128 } else { 0 };
+        assert_eq!(search.chosen.len(), if found { legs.len() } else { 0 }, "legs chosen");
+        assert_eq!(taken, search.chosen.len() * copies, "components chosen");
+        assert_eq!(before, all(&search.free) + used, "bytes chosen");
+        found.then_some(search.chosen)
     }
 
     /// Whether the legs from `leg` on could fit, counted in domains: necessary, and for legs of
@@ -698,6 +771,7 @@ impl<'a> Search<'a> {
             if members.iter().any(|&m| self.places[m].domain == self.places[p].domain) {
                 continue;
             }
+            assert!(self.free[p] >= bytes && self.has_entry(p), "place {p} has no room");
             members.push(p);
             self.free[p] -= bytes;
             self.taken[p] += 1;
@@ -764,7 +838,11 @@ fn leg_bytes(policy: &Policy, size_bytes: u64) -> Vec<u64> {
     let object = blank(policy, size_bytes, 0);
     let legs = legs_needed(policy, size_bytes);
     // A leg that the size does not reach (a column of a tiny striped object) still gets a chunk.
-    (0..legs).map(|leg| u64::from(object.leg_chunks(leg)).max(1) * CHUNK).collect()
+    let all: Vec<u64> =
+        (0..legs).map(|leg| u64::from(object.leg_chunks(leg)).max(1) * CHUNK).collect();
+    assert!(all.iter().all(|&bytes| bytes <= COMPONENT_MAX), "legs of {size_bytes}: {all:?}");
+    assert!(all.iter().sum::<u64>() >= size_bytes, "legs of {size_bytes}: {all:?}");
+    all
 }
 
 fn check(policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
@@ -792,6 +870,7 @@ fn check(policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
         });
         let mut remedies = vec![Remedy::Shrink(fits)];
         remedies.extend(fewer.filter(|&f| f > 0).map(Remedy::Tolerate));
+        assert!(0 < fits && fits < size_bytes, "{fits} bytes are to fit, {size_bytes} do not");
         return refuse(Rule::Record { bytes }, remedies);
     }
     Ok(())
@@ -909,7 +988,10 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
         let mut missing: Vec<u64> =
             short.iter().filter(|(d, _)| !fitting.contains(*d)).map(|(_, &m)| m).collect();
         missing.sort_unstable();
-        let missing_bytes = missing.iter().take(needed - fitting.len()).sum();
+        let more = needed - fitting.len();
+        assert!(missing.len() >= more, "{} domains that are full, of {more}", missing.len());
+        assert!(missing.iter().all(|&bytes| bytes > 0), "a domain with room is not full");
+        let missing_bytes = missing.iter().take(more).sum();
         remedies.push(Remedy::AddBytes(missing_bytes));
         Rule::Room { needed, usable: fitting.len(), component_bytes, missing_bytes }
     } else {

@@ -36,7 +36,7 @@ struct Chunk {
     waiting: VecDeque<(Lock, Sender<()>)>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Lock {
     id: u64,
     range: BlockRange,
@@ -52,6 +52,7 @@ impl Lock {
 impl Chunk {
     /// Grants whatever has become possible, in order.
     fn grant(&mut self) {
+        let before = self.len();
         let mut still: VecDeque<(Lock, Sender<()>)> = VecDeque::new();
         for (lock, turn) in self.waiting.drain(..) {
             let blocked = self.held.iter().any(|h| h.conflicts(&lock))
@@ -64,6 +65,17 @@ impl Chunk {
             }
         }
         self.waiting = still;
+        assert_eq!(self.len(), before, "a lock is held or awaited, whoever else lets go");
+        assert!(
+            !self.held.is_empty() || self.waiting.is_empty(),
+            "{} wait for a chunk that nobody holds",
+            self.waiting.len()
+        );
+    }
+
+    /// Locks held and awaited.
+    fn len(&self) -> usize {
+        self.held.len() + self.waiting.len()
     }
 }
 
@@ -137,14 +149,57 @@ impl RangeLocks {
     pub fn is_free(&self) -> bool {
         self.0.borrow().chunks.is_empty()
     }
+
+    /// Whether somebody holds all of that range alone.
+    pub(crate) fn is_exclusive(&self, leg: u16, range: BlockRange) -> bool {
+        let all = self.0.borrow();
+        let covers = |l: &Lock| l.range.start <= range.start && range.end() <= l.range.end();
+        let chunk = all.chunks.get(&(leg, range.chunk()));
+        chunk.is_some_and(|chunk| chunk.held.iter().any(|l| l.exclusive && covers(l)))
+    }
+
+    /// # Panics
+    /// Something does not hold.
+    pub(crate) fn audit(&self) {
+        let all = self.0.borrow();
+        assert!(all.spare.len() <= SPARE_MAX, "{} spare chunks", all.spare.len());
+        assert!(all.spare.iter().all(|chunk| chunk.len() == 0), "a spare chunk has locks");
+        for (key, chunk) in &all.chunks {
+            assert!(!chunk.held.is_empty(), "chunk {key:?} is kept, and nobody holds it");
+            let waiting: Vec<&Lock> = chunk.waiting.iter().map(|(lock, _)| lock).collect();
+            for lock in chunk.held.iter().chain(waiting.iter().copied()) {
+                assert!(lock.id <= all.next, "lock {} was never given out", lock.id);
+                assert_eq!(lock.range.chunk(), key.1, "a lock of another chunk");
+            }
+            // Said in other words than `conflicts` does.
+            let apart = |a: &Lock, b: &Lock| {
+                let (a_end, b_end) = (a.range.end(), b.range.end());
+                a_end <= b.range.start || b_end <= a.range.start || !a.exclusive && !b.exclusive
+            };
+            for (i, a) in chunk.held.iter().enumerate() {
+                for b in &chunk.held[i + 1..] {
+                    assert!(a.id != b.id && apart(a, b), "held at once in {key:?}: {a:?}, {b:?}");
+                }
+            }
+            for (i, lock) in waiting.iter().enumerate() {
+                assert!(
+                    chunk.held.iter().chain(waiting[..i].iter().copied()).any(|o| !apart(o, lock)),
+                    "{lock:?} waits in {key:?} for nobody"
+                );
+                assert!(i == 0 || waiting[i - 1].id < lock.id, "{lock:?} is out of its turn");
+            }
+        }
+    }
 }
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         let mut all = self.of.0.borrow_mut();
         let Some(chunk) = all.chunks.get_mut(&self.key) else { return };
+        let before = chunk.len();
         chunk.held.retain(|l| l.id != self.id);
         chunk.waiting.retain(|(l, _)| l.id != self.id);
+        assert_eq!(chunk.len() + 1, before, "a guard is of one lock");
         if !chunk.waiting.is_empty() {
             chunk.grant();
         } else if chunk.held.is_empty() {
@@ -182,6 +237,27 @@ mod tests {
         drop(writing);
         drop((&mut late).now_or_never().expect("free"));
         drop((writer, late));
+        assert!(locks.is_free());
+    }
+
+    #[test]
+    fn the_audit_knows_who_is_alone_and_who_waits() {
+        let locks = RangeLocks::new();
+        let held = locks.lock_exclusive(0, range(8, 4)).now_or_never().expect("free");
+        let reading = locks.lock_shared(0, range(0, 8)).now_or_never().expect("free");
+        let waiting = locks.lock_exclusive(0, range(4, 8));
+        locks.audit();
+        assert!(locks.is_exclusive(0, range(9, 3)) && !locks.is_exclusive(0, range(9, 4)));
+        assert!(!locks.is_exclusive(0, range(0, 8)), "it is shared");
+        assert!(!locks.is_exclusive(1, range(8, 4)), "another leg");
+        drop(held);
+        locks.audit();
+        assert!(!locks.is_exclusive(0, range(8, 4)), "who waits for the rest of it has none of it");
+        drop(reading);
+        locks.audit();
+        assert!(locks.is_exclusive(0, range(8, 4)));
+        drop(waiting);
+        locks.audit();
         assert!(locks.is_free());
     }
 

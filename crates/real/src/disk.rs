@@ -7,10 +7,11 @@
 //! 4 KiB blocks, is refused before the device sees it; buffers stay alive until the device is
 //! done with them, whatever becomes of the future that waits.
 
+use crate::busy_poll;
+use crate::disk_op::{Op, Outcome};
 use crate::limits::PIECES_MAX;
 use crate::pool::Pool;
 use crate::uring::Ring;
-use crate::vigil;
 use atoll_world::buf::{join, total_len};
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Buf, BufMut, Disk, Durability};
@@ -98,23 +99,11 @@ pub enum OpenError {
     Backend(String),
 }
 
-/// What is asked of a device, with the memory it works on.
-pub(crate) enum Op {
-    Read(BufMut),
-    Write(Vec<Buf>, Durability),
-    Flush,
-    /// This many bytes.
-    Discard(u64),
-}
-
-/// The bytes of a read, none of all others.
-pub(crate) type Outcome = io::Result<Option<Buf>>;
-
 /// One disk. Belongs to the shard that opened it.
 #[derive(Clone)]
-pub struct RealDisk(Rc<Inner>);
+pub struct RealDisk(Rc<OpenDisk>);
 
-struct Inner {
+struct OpenDisk {
     path: PathBuf,
     file: Arc<File>,
     is_block_device: bool,
@@ -292,7 +281,7 @@ impl RealDisk {
                 }
             },
         };
-        Ok(Self(Rc::new(Inner {
+        Ok(Self(Rc::new(OpenDisk {
             path: path.to_owned(),
             file,
             is_block_device,
@@ -356,7 +345,7 @@ impl RealDisk {
 
     /// Queues the operation before it returns.
     fn begin(&self, at: u64, op: Op) -> Receiver<Outcome> {
-        vigil::stir();
+        busy_poll::event();
         let (answer, receiver) = oneshot();
         match &self.0.engine {
             Engine::Ring(ring, target) => ring.begin(target, at, op, answer),
@@ -370,7 +359,7 @@ impl RealDisk {
             Ok(outcome) => outcome,
             Err(_) => Err(io::Error::other("the shard of this disk is ending")),
         };
-        vigil::stir();
+        busy_poll::event();
         if outcome.is_err() {
             // It may be the size that changed.
             self.refresh_len();
@@ -476,7 +465,7 @@ mod tests {
             let none = || -> Result<Rc<Ring>, String> { Err("no ring here".into()) };
             RealDisk::open_with(&path, options, none)
         };
-        crate::run(async {
+        crate::shard::run(async {
             let why = open(Backend::Uring).err();
             assert!(matches!(why, Some(OpenError::Backend(why)) if why == "no ring here"));
             let disk = open(Backend::Auto).unwrap();
@@ -498,7 +487,7 @@ mod tests {
             let within = Duration::from_millis(ms);
             RealDisk::open_within(&path, OpenOptions::default(), within)
         };
-        crate::run(async {
+        crate::shard::run(async {
             let earlier = Attempt::begin(&path).unwrap();
             let why = open(100).await.err();
             assert!(matches!(why, Some(OpenError::Silent { .. })), "{why:?}");

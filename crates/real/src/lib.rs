@@ -3,25 +3,29 @@
 //!
 //! It implements, it does not decide: no retry, no policy, no knowledge of objects or stores.
 
-mod depth;
+mod busy_poll;
+mod clock;
+mod cpu_latency;
 pub mod directory;
 mod disk;
-mod idle;
+mod disk_op;
 pub mod limits;
+mod poll_tuner;
 mod pool;
+mod read_throttle;
 mod shard;
 mod stream;
 mod tcp;
 mod timers;
-mod trial;
 mod unix;
 mod uring;
-mod vigil;
 
+pub use busy_poll::set_busy_poll_max;
+pub use clock::{now, unix_ms};
+pub use cpu_latency::limit_cpu_latency;
 pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
-pub use idle::wake_quickly;
-pub use shard::{RealWorld, Shard, now, run, sleep_until, unix_ms};
+pub use shard::{RealWorld, Shard, run};
 pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
 pub use tcp::{RealConn, RealNet};
+pub use timers::sleep_until;
 pub use unix::listen_unix;
-pub use vigil::stay_awake;

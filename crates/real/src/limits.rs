@@ -11,8 +11,8 @@ pub const DISK_OPS_MAX: u32 = 256;
 /// the three wait for each other in turns. Of 4, 6, 8 and 12 this was the best.
 pub const PIECE: usize = 8;
 /// Operations that a disk is given in any case: more than a shallow client and what deep ones may
-/// have beside it (`front`'s `requests_beside`), so that its reads are never held for theirs.
-pub const DEPTH_MIN: usize = 12;
+/// have beside it (`front`'s `deep_requests_min`), so that its reads are never held for theirs.
+pub const THROTTLE_MIN: usize = 12;
 /// Threads of the pool that stands in for the ring, per shard.
 pub const POOL_THREADS: usize = 8;
 /// Disks of one shard whose file is registered with the ring; further ones work without.
@@ -26,14 +26,14 @@ pub const PIECES_MAX: usize = 1024;
 /// A shard to which nothing has happened for that long sleeps. Round trips to peers and flushes of
 /// flash drives are shorter; with 1 ms a member of a busy cluster looked all the time, a third of
 /// the daemons' work of mixed reads and writes, for no operation more.
-pub const AWAKE_MAX: Nanos = Nanos::from_us(300);
+pub const BUSY_POLL_MAX: Nanos = Nanos::from_us(300);
 /// The shortest time that it stays awake, if at all: to sleep and be woken takes about as long.
-pub const AWAKE_MIN: Nanos = Nanos::from_us(50);
+pub const BUSY_POLL_MIN: Nanos = Nanos::from_us(50);
 /// A shard that works on more than this sleeps as soon as it can: 16 requests of 4 KiB, one of
-/// 64 KiB. Each counts for its bytes of data and [`AWAKE_EACH`].
-pub const AWAKE_BYTES: usize = 128 << 10;
+/// 64 KiB. Each counts for its bytes of data and [`BUSY_POLL_EACH`].
+pub const BUSY_POLL_BYTES: usize = 128 << 10;
 /// What the work on a request is in the bytes that could be moved instead.
-pub const AWAKE_EACH: usize = 4 << 10;
+pub const BUSY_POLL_EACH: usize = 4 << 10;
 
 /// A shard is busy when this many events come within [`BUSY_WITHIN`]: some 500 requests a second of
 /// one client that waits for each.

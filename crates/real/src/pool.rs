@@ -1,7 +1,7 @@
 //! Disk I/O by a few threads, where the system does not allow a ring: containers with the default
 //! seccomp profile, hardened kernels. Same promises, several times the CPU.
 
-use crate::disk::{Op, Outcome};
+use crate::disk_op::{Op, Outcome};
 use crate::limits::{DISK_OPS_MAX, POOL_THREADS};
 use atoll_world::Durability;
 use atoll_world::sync::{Semaphore, Sender};

@@ -1,13 +1,12 @@
 //! A shard: one thread, one single-threaded runtime, one world. Time, chance and tasks.
-//!
-//! Time is `CLOCK_BOOTTIME`: it goes on while the machine is suspended, so a lease runs out then
-//! too. All shards of a machine share it.
 
-use crate::{RealDisk, RealNet, timers, uring, vigil};
+use crate::clock;
+use crate::disk::RealDisk;
+use crate::tcp::RealNet;
+use crate::{busy_poll, timers, uring};
 use atoll_world::{Directory, Nanos, Stages, World};
 use rand::rngs::{StdRng, SysRng};
 use rand::{Rng, SeedableRng};
-use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
@@ -15,9 +14,9 @@ use std::rc::Rc;
 use std::thread::{Builder, JoinHandle};
 
 /// The real world. Lives on one thread, inside [`run`] or [`Shard::start`].
-pub struct RealWorld<D>(Rc<Inner<D>>);
+pub struct RealWorld<D>(Rc<WorldState<D>>);
 
-struct Inner<D> {
+struct WorldState<D> {
     net: RealNet,
     directory: D,
     random: RefCell<StdRng>,
@@ -37,7 +36,7 @@ impl<D: Directory> RealWorld<D> {
     /// The system gives no entropy.
     pub fn new(net: RealNet, directory: D) -> io::Result<Self> {
         let random = StdRng::try_from_rng(&mut SysRng).map_err(io::Error::other)?;
-        Ok(Self(Rc::new(Inner {
+        Ok(Self(Rc::new(WorldState {
             net,
             directory,
             random: RefCell::new(random),
@@ -46,34 +45,16 @@ impl<D: Directory> RealWorld<D> {
     }
 }
 
-/// Time since the machine was started, suspension included.
-pub fn now() -> Nanos {
-    let t = clock_gettime(ClockId::Boottime);
-    let (seconds, nanos) = (t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs());
-    Nanos(seconds * 1_000_000_000 + nanos)
-}
-
-/// Milliseconds since 1970, by the system's calendar.
-pub fn unix_ms() -> u64 {
-    let t = clock_gettime(ClockId::Realtime);
-    u64::try_from(t.tv_sec).unwrap_or(0) * 1000 + t.tv_nsec.unsigned_abs() / 1_000_000
-}
-
-/// Returns at `at` or up to a few milliseconds later; inside [`run`] only.
-pub fn sleep_until(at: Nanos) -> impl Future<Output = ()> {
-    timers::Timer::at(at)
-}
-
 impl<D: Directory> World for RealWorld<D> {
     type Disk = RealDisk;
     type Net = RealNet;
     type Directory = D;
 
     fn now(&self) -> Nanos {
-        now()
+        clock::now()
     }
     fn unix_ms(&self) -> u64 {
-        unix_ms()
+        clock::unix_ms()
     }
     async fn sleep_until(&self, at: Nanos) {
         timers::Timer::at(at).await;
@@ -92,10 +73,10 @@ impl<D: Directory> World for RealWorld<D> {
         &self.0.directory
     }
     fn request_begins(&self, bytes: usize) {
-        vigil::request_begins(bytes);
+        busy_poll::request_begins(bytes);
     }
     fn request_ends(&self, bytes: usize) {
-        vigil::request_ends(bytes);
+        busy_poll::request_ends(bytes);
     }
     fn stages(&self) -> Option<&Stages> {
         Some(&self.0.stages)
@@ -117,7 +98,7 @@ pub fn run<T>(main: impl Future<Output = T>) -> io::Result<T> {
     let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
     runtime.block_on(async {
         tokio::task::spawn_local(timers::keep(timers::Alarm::new()?));
-        tokio::task::spawn_local(vigil::keep());
+        tokio::task::spawn_local(busy_poll::keep());
         Ok(main.await)
     })
 }
@@ -157,7 +138,9 @@ impl<T: Send + 'static> Shard<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Shard, now, run, sleep_until, unix_ms};
+    use super::{Shard, run};
+    use crate::clock::{now, unix_ms};
+    use crate::timers::sleep_until;
     use atoll_world::Nanos;
 
     #[test]

@@ -9,9 +9,9 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
+use crate::busy_poll;
 use crate::limits::WRITE_PIECES_MAX;
 use crate::unix::listen_unix;
-use crate::vigil;
 
 /// A connected client.
 pub struct RealStream {
@@ -89,7 +89,7 @@ impl ByteRead for StreamRead {
             Self::Unix(half) => Pin::new(half).poll_read(cx, &mut into),
         })
         .await?;
-        vigil::stir();
+        busy_poll::event();
         Ok(into.filled().len())
     }
 }

@@ -11,7 +11,7 @@
 //! Invariants: a waker is called once `now` has reached its moment, never before; the task sleeps
 //! no longer than to the first timer.
 
-use crate::now;
+use crate::clock::now;
 use atoll_world::Nanos;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -196,7 +196,12 @@ thread_local! {
     } };
 }
 
-/// Ready at its moment or up to a few milliseconds later. Needs a shard: see [`crate::run`].
+/// Returns at `at` or up to a few milliseconds later; inside `shard::run` only.
+pub fn sleep_until(at: Nanos) -> impl Future<Output = ()> {
+    Timer::at(at)
+}
+
+/// Ready at its moment or up to a few milliseconds later. Needs a shard: see `shard::run`.
 pub(crate) struct Timer {
     at: Nanos,
     /// Its entry, of the wheel of the thread that polled it; `NONE`: it has none.
@@ -319,7 +324,8 @@ pub(crate) async fn keep(alarm: Alarm) {
 #[cfg(test)]
 mod tests {
     use super::{NONE, TIMERS, Timer, Wheel};
-    use crate::{now, run};
+    use crate::clock::now;
+    use crate::shard::run;
     use atoll_world::Nanos;
     use futures_util::future::join_all;
     use std::cell::RefCell;

@@ -9,13 +9,13 @@
 //!
 //! Invariants: operations in the kernel <= `DISK_OPS_MAX` <= places for completions; an operation
 //! is answered after it has transferred all bytes, or with the device's error; reads are held
-//! back only while their disk has work ([`Depth`]).
+//! back only while their disk has work ([`ReadThrottle`]).
 
 #![allow(unsafe_code)]
 
-use crate::depth::Depth;
-use crate::disk::{Op, Outcome};
+use crate::disk_op::{Op, Outcome};
 use crate::limits::{DISK_OPS_MAX, LAST_WAIT, PIECE, REGISTERED_FILES};
+use crate::read_throttle::ReadThrottle;
 use atoll_world::Durability;
 use atoll_world::sync::Sender;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -43,11 +43,11 @@ pub(crate) struct Ring {
 pub(crate) struct Target {
     file: Arc<File>,
     /// Freed with the last clone.
-    slot: Rc<Slot>,
+    slot: Rc<DiskSlot>,
 }
 
 /// A disk's place in `State::disks`.
-struct Slot {
+struct DiskSlot {
     index: usize,
     /// Its file has the same place among the registered ones.
     registered: bool,
@@ -79,7 +79,7 @@ struct State {
 
 #[derive(Default)]
 struct Disk {
-    depth: Depth,
+    throttle: ReadThrottle,
     /// Reads, until the disk has room for them.
     held: VecDeque<Flight>,
     /// Completions of those that were just looked at, and how many of these are of reads.
@@ -225,7 +225,7 @@ impl Ring {
                     Ok(1)
                 )
         });
-        let slot = Rc::new(Slot { index, registered, core: Rc::downgrade(&self.core) });
+        let slot = Rc::new(DiskSlot { index, registered, core: Rc::downgrade(&self.core) });
         Target { file: file.clone(), slot }
     }
 
@@ -237,11 +237,11 @@ impl Ring {
         let waiting = {
             let state = &mut *self.core.state.borrow_mut();
             let disk = &mut state.disks[flight.target.slot.index];
-            if flight.is_read() && !disk.depth.has_room() {
+            if flight.is_read() && !disk.throttle.has_room() {
                 disk.held.push_back(flight);
                 return;
             }
-            disk.depth.begins(flight.is_read());
+            disk.throttle.begins(flight.is_read());
             state.waiting.push_back(flight);
             state.waiting.len()
         };
@@ -259,7 +259,7 @@ impl Drop for Ring {
     }
 }
 
-impl Drop for Slot {
+impl Drop for DiskSlot {
     fn drop(&mut self) {
         let Some(core) = self.core.upgrade() else { return };
         // No operation uses it: they hold their target while they are in flight.
@@ -410,12 +410,12 @@ impl Core {
             let disk = &mut state.disks[flight.target.slot.index];
             let (count, reads) = std::mem::take(&mut disk.ended);
             if count > 0 {
-                disk.depth.ended(count, reads, disk.held.len());
+                disk.throttle.ended(count, reads, disk.held.len());
             }
-            while disk.depth.has_room()
+            while disk.throttle.has_room()
                 && let Some(flight) = disk.held.pop_front()
             {
-                disk.depth.begins(true);
+                disk.throttle.begins(true);
                 state.waiting.push_back(flight);
             }
         }
@@ -434,7 +434,7 @@ impl Core {
                 // Not everything yet: the rest goes first.
                 None => {
                     let disk = &mut state.disks[flight.target.slot.index];
-                    disk.depth.begins(flight.is_read());
+                    disk.throttle.begins(flight.is_read());
                     state.waiting.push_front(flight);
                 }
             }

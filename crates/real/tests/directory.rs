@@ -6,7 +6,7 @@ use atoll_directory::limits::CONNECTIONS_MAX;
 use atoll_real::directory::{DirectoryClient, DirectoryServer, ListenError};
 use atoll_world::Nanos;
 use atoll_world::directory::{
-    Change, Compare, Directory, DirectoryError, Revision, Txn, TxnReply, Watch,
+    Compare, Directory, DirectoryError, KeyChange, Revision, Txn, TxnReply, Watch,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -74,7 +74,7 @@ async fn sleep_ms(ms: u64) {
 }
 
 fn put(key: &str, value: impl Into<Vec<u8>>) -> Txn {
-    Txn { compares: vec![], changes: vec![Change::Put(key.into(), value.into())] }
+    Txn { compares: vec![], changes: vec![KeyChange::Put(key.into(), value.into())] }
 }
 
 fn done(reply: TxnReply) -> Revision {
@@ -542,15 +542,15 @@ fn a_server_killed_under_load_keeps_every_acknowledged_transaction_whole() {
     });
 }
 
-/// Writes one round; resolves an unknown outcome by the next transaction, as `protocol.md` R12
-/// says. Returns how many were acknowledged.
+/// Writes one round; resolves an unknown outcome by the next transaction, as R12 of
+/// `docs/mirror.md` says. Returns how many were acknowledged.
 async fn write_round(client: &DirectoryClient, w: usize, known: &Rc<RefCell<[Known; 8]>>) -> u64 {
     let mine = known.borrow()[w];
     let round = mine.unknown.unwrap_or(mine.acknowledged).max(mine.acknowledged) + 1;
     let key = |i: usize| format!("w{w}/{i}");
     let txn = Txn {
         compares: vec![Compare { key: key(0), modified: Revision(mine.at) }],
-        changes: (0..3).map(|i| Change::Put(key(i), round.to_string().into_bytes())).collect(),
+        changes: (0..3).map(|i| KeyChange::Put(key(i), round.to_string().into_bytes())).collect(),
     };
     let reply = client.txn(txn).await;
     let mine = &mut known.borrow_mut()[w];
@@ -624,7 +624,7 @@ fn a_full_disk_refuses_writes_serves_reads_and_takes_deletes() {
         assert_eq!((listing.entries.len() as u64, listing.revision), (kept, Revision(kept)));
         let mut revision = kept;
         for i in 0..kept / 2 {
-            let delete = Change::Delete(format!("fill/{i:03}"));
+            let delete = KeyChange::Delete(format!("fill/{i:03}"));
             let reply = client.txn(Txn { compares: vec![], changes: vec![delete] }).await;
             revision += 1;
             assert_eq!(done(reply.expect("a delete needs no room")), Revision(revision));

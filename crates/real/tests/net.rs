@@ -1,6 +1,6 @@
 //! The transport over real TCP on loopback addresses, and client streams.
 
-use atoll_format::frame::{FrameHead, FrameKind};
+use atoll_format::frame::{FrameHead, FrameKind, VERSION_MAX};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_real::{
     RealConn, RealNet, RealStream, RealWorld, Shard, StreamListener, now, run, sleep_until,
@@ -159,7 +159,7 @@ async fn connected() -> (RealConn, RealConn) {
 }
 
 fn ping(id: u64) -> Packet {
-    let head = FrameHead::new(1, FrameKind::Ping, id, &[]).encode();
+    let head = FrameHead::new(VERSION_MAX, FrameKind::Ping, id, &[]).encode();
     Packet { head, body: vec![], payload: vec![] }
 }
 
@@ -225,7 +225,7 @@ fn what_peers_say_keeps_no_idle_host_awake() {
 #[test]
 fn bytes_that_are_no_frame_end_the_connection_before_memory_is_set_aside() {
     run(async {
-        let mut huge = FrameHead::new(1, FrameKind::Ping, 1, &[]).encode();
+        let mut huge = FrameHead::new(VERSION_MAX, FrameKind::Ping, 1, &[]).encode();
         // A payload of 4 GiB, with a wrong CRC and with a right one.
         huge[28..32].fill(0xff);
         let mut right = huge;

@@ -1,9 +1,9 @@
-//! `mutants [--only NAME[,NAME]] [--seconds 600] [--jobs 2] [--first-seed N] [--no-stories]`:
+//! `mutants [--only NAME[,NAME]] [--seconds 600] [--jobs 2] [--first-seed N] [--no-scenarios]`:
 //! switches on one deliberate flaw after the other and runs seeds in order until something is
-//! found; when the seconds are used up, the stories, and the seeds that once found something. Ends
-//! with the table of `docs/simulation.md`, and with an error if a flaw was not found.
-//! `mutants --play FILE [--only NAME]` plays one story with that flaw, and names the marks that it
-//! passed.
+//! found; when the seconds are used up, the scenarios, and the seeds that once found something.
+//! Ends with the table of `docs/simulation.md`, and with an error if a flaw was not found.
+//! `mutants --play FILE [--only NAME]` plays one scenario with that flaw, and names the marks that
+//! it passed.
 //!
 //! Each flaw has a process of its own: one that panics or hangs is found as well.
 
@@ -38,7 +38,7 @@ struct Args {
     clean: u64,
     child: Option<String>,
     count: u64,
-    stories: bool,
+    scenarios: bool,
     play: Option<String>,
 }
 
@@ -51,10 +51,10 @@ fn main() {
         clean: 50,
         child: None,
         count: u64::MAX,
-        stories: true,
+        scenarios: true,
         play: None,
     };
-    let mut story_child = false;
+    let mut scenario_child = false;
     let mut given = std::env::args().skip(1);
     while let Some(arg) = given.next() {
         let mut value = || given.next().unwrap_or_else(|| fail(&format!("{arg} needs a value")));
@@ -66,23 +66,23 @@ fn main() {
             "--clean" => args.clean = number(&value()),
             "--child" => args.child = Some(value()),
             "--count" => args.count = number(&value()),
-            "--stories" => story_child = true,
+            "--scenarios" => scenario_child = true,
             "--play" => args.play = Some(value()),
-            "--no-stories" => args.stories = false,
+            "--no-scenarios" => args.scenarios = false,
             other => fail(&format!("unknown argument {other}")),
         }
     }
     match args.child.clone() {
         _ if args.play.is_some() => play(&args),
         Some(name) => {
-            args.stories = story_child;
+            args.scenarios = scenario_child;
             child(&name, &args);
         }
         None => parent(&args),
     }
 }
 
-/// Plays one story with the flaws that are asked for.
+/// Plays one scenario with the flaws that are asked for.
 fn play(args: &Args) {
     let file = args.play.as_deref().expect("asked for");
     let text = std::fs::read_to_string(file).unwrap_or_else(|e| fail(&format!("{file}: {e}")));
@@ -105,9 +105,9 @@ fn child(name: &str, args: &Args) {
         println!("found panic: {}", one_line(&panic.to_string()));
         std::process::exit(1)
     }));
-    if args.stories {
-        for (story, text) in stories() {
-            println!("run {story}");
+    if args.scenarios {
+        for (scenario, text) in scenarios() {
+            println!("run {scenario}");
             let told = scenario::play(&text).unwrap_or_else(|why| format!("VIOLATION: {why}"));
             if let Some(line) = told.lines().find(|line| line.contains("VIOLATION")) {
                 println!("found {}", one_line(line));
@@ -140,15 +140,15 @@ fn child(name: &str, args: &Args) {
     }
 }
 
-fn stories() -> BTreeMap<String, String> {
+fn scenarios() -> BTreeMap<String, String> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
-    let files = std::fs::read_dir(dir).expect("the stories are there");
+    let files = std::fs::read_dir(dir).expect("the scenarios are there");
     let files = files.map(|entry| entry.expect("readable").path()).filter(|path| path.is_file());
-    let story = |path: std::path::PathBuf| {
+    let scenario = |path: std::path::PathBuf| {
         let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
         (name, std::fs::read_to_string(&path).expect("text"))
     };
-    files.map(story).collect()
+    files.map(scenario).collect()
 }
 
 fn one_line(text: &str) -> String {
@@ -242,11 +242,11 @@ fn try_one(mutant: &'static Mutant, args: &Args) -> Found {
         println!("seed {seed} finds something without any flaw: {what}");
         first = seed + 1;
     }
-    if !args.stories {
+    if !args.scenarios {
         let seconds = began.elapsed().as_secs_f64();
         return Found { mutant, by: None, runs, seconds, what: String::new() };
     }
-    let told = spawn(mutant.name, &["--stories".to_owned()]);
+    let told = spawn(mutant.name, &["--scenarios".to_owned()]);
     let seconds = began.elapsed().as_secs_f64();
     let by = told.found.as_ref().map(|_| told.last.clone());
     Found { mutant, by, runs, seconds, what: told.found.unwrap_or_default() }
@@ -294,7 +294,7 @@ fn parent(args: &Args) {
         let by = match &r.by {
             Some(by) if by.parse::<u64>().is_ok() => format!("seed {by}"),
             Some(seed) if seed.starts_with("regressions") => format!("`{seed}`"),
-            Some(story) => format!("story {story}"),
+            Some(scenario) => format!("scenario {scenario}"),
             None => "nothing".into(),
         };
         let Mutant { name, rule, broken, .. } = r.mutant;

@@ -1,5 +1,5 @@
 //! `sim --seeds A..B [--time SECONDS] [--faults LIST] [--ops N] [--twice] [--beyond]
-//! [--no-features] [--ideal-store] [--fail-fast] [--choose]`, or
+//! [--no-features] [--reference-store] [--fail-fast] [--choose]`, or
 //! `sim --seed S [--trace]`.
 //!
 //! For work on the simulator: it is built without the program, in a fraction of the time. Everybody
@@ -43,7 +43,7 @@ fn main() {
             "--choose" => choose = true,
             "--beyond" => options.beyond = true,
             "--no-features" => options.features = Features::NONE,
-            "--ideal-store" => options.ideal_store = true,
+            "--reference-store" => options.reference_store = true,
             other => fail(&format!("unknown argument {other}")),
         }
     }

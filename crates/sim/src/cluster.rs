@@ -11,8 +11,8 @@ use crate::checker::Op;
 use crate::disk::SimDisk;
 use crate::executor::Executor;
 use crate::fault::{FaultKind, Plan};
+use crate::machines::Machines;
 use crate::pattern::{self, SECTOR};
-use crate::rig::Rig;
 use crate::rng::Rng;
 use crate::workload::{Book, Instead, Mix};
 use crate::world::SimWorld;
@@ -26,7 +26,7 @@ use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK};
 use atoll_node::{EventMark, Node, NodeConfig, NodeEvent, Severity};
 use atoll_object::message::{Reply, Request};
 use atoll_world::components::Components;
-use atoll_world::directory::{Change, Txn};
+use atoll_world::directory::{KeyChange, Txn};
 use atoll_world::volume::{VolumeError, Volumes};
 use atoll_world::{Nanos, World};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -128,10 +128,16 @@ impl ClusterSpec {
             }
         };
         let count = rng.within(1, 2) as usize;
+        // A stream of its own: all else stays what it was without a ceiling.
+        let mut ceilings = Rng::named(seed, "ceilings");
         let mut volumes = Vec::new();
         for _ in 0..count {
             let chunks = rng.within(1, 6);
-            volumes.push((chunks * CHUNK, policy(&mut rng, chunks)));
+            let mut policy = policy(&mut rng, chunks);
+            if ceilings.below(8) == 0 {
+                policy.iops_limit = ceilings.within(100, 1_000) as u32;
+            }
+            volumes.push((chunks * CHUNK, policy));
         }
         let mut clients = Vec::new();
         for volume in 0..count {
@@ -213,7 +219,7 @@ impl ClusterSpec {
 type Running<T> = Option<Node<SimWorld, <T as Storage>::Store>>;
 
 struct Inner<T: Storage> {
-    rig: Rig,
+    machines: Machines,
     spec: ClusterSpec,
     storage: T,
     /// Hosts that said that they stop.
@@ -223,7 +229,7 @@ struct Inner<T: Storage> {
     opened: RefCell<Vec<Vec<SimDisk>>>,
     books: Vec<Book>,
     clients_on: Cell<bool>,
-    /// What this seed does to the cluster, from when it begins; a story says so itself.
+    /// What this seed does to the cluster, from when it begins; a scenario says so itself.
     plan: OnceCell<Plan>,
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
@@ -236,6 +242,8 @@ struct Inner<T: Storage> {
     copies: Cell<(bool, bool)>,
     /// Events about objects: when they were seen, whose, of what, which.
     told: RefCell<Vec<(Nanos, u16, ObjectId, String)>>,
+    /// How far the events of each host were read.
+    seen: RefCell<Vec<EventMark>>,
 }
 
 /// A cluster; clones are the same.
@@ -291,12 +299,12 @@ pub(crate) fn volume_name(volume: usize) -> String {
 
 impl<T: Storage> Cluster<T> {
     /// Machines with programs, switched off.
-    pub fn new(rig: Rig, spec: ClusterSpec, storage: T) -> Self {
-        let book = |(size, _): &(u64, Policy)| Book::new(rig.executor(), *size, spec.ops);
+    pub fn new(machines: Machines, spec: ClusterSpec, storage: T) -> Self {
+        let book = |(size, _): &(u64, Policy)| Book::new(machines.executor(), *size, spec.ops);
         let books = spec.volumes.iter().map(book).collect();
-        let nodes: Vec<_> = (0..rig.hosts()).map(|_| None).collect();
+        let nodes: Vec<_> = (0..machines.hosts()).map(|_| None).collect();
         let cluster = Self(Rc::new(Inner {
-            rig: rig.clone(),
+            machines: machines.clone(),
             spec,
             storage,
             opened: RefCell::new(vec![Vec::new(); nodes.len()]),
@@ -311,14 +319,15 @@ impl<T: Storage> Cluster<T> {
             changed_at: Cell::new(Nanos::ZERO),
             restarted_at: Cell::new(None),
             told: RefCell::default(),
+            seen: RefCell::new(vec![EventMark::default(); usize::from(machines.hosts())]),
             copies: Cell::default(),
         }));
         let this = cluster.clone();
-        rig.set_boot(move |host, disks, world| {
+        machines.set_boot(move |host, disks, world| {
             world.clone().spawn(this.clone().run_host(host, disks, world));
         });
         let this = cluster.clone();
-        rig.set_farewell(move |host| {
+        machines.set_farewell(move |host| {
             let this = this.clone();
             Box::pin(async move {
                 let Some(node) = this.node(host) else { return };
@@ -327,7 +336,7 @@ impl<T: Storage> Cluster<T> {
             })
         });
         let this = cluster.clone();
-        rig.set_death(move |host| {
+        machines.set_death(move |host| {
             let node = this.0.nodes.borrow_mut()[usize::from(host)].take();
             if let Some(node) = node {
                 node.dissolve();
@@ -337,11 +346,11 @@ impl<T: Storage> Cluster<T> {
     }
 
     fn executor(&self) -> &Executor {
-        self.0.rig.executor()
+        self.0.machines.executor()
     }
 
-    pub(crate) fn rig(&self) -> &Rig {
-        &self.0.rig
+    pub(crate) fn machines(&self) -> &Machines {
+        &self.0.machines
     }
 
     pub(crate) fn admin(&self) -> &Admin {
@@ -384,7 +393,8 @@ impl<T: Storage> Cluster<T> {
             }
         };
         let lacks_disks = groups.is_empty();
-        let node = Node::start(world.clone(), node_config(host), groups);
+        let kept = self.0.machines.events(host).open(host_id(host));
+        let node = Node::start(world.clone(), node_config(host), groups, kept);
         node.objects().members().set_lacks_disks(lacks_disks);
         node.objects().set_repair_delay(self.0.spec.repair_delay_s);
         if self.0.stopped.borrow().contains(&host) {
@@ -406,13 +416,23 @@ impl<T: Storage> Cluster<T> {
     }
 
     async fn tell_events(self, host: u16, node: Node<SimWorld, T::Store>, world: SimWorld) {
-        let mut seen = EventMark::default();
+        let own = usize::from(host);
         loop {
+            // Whoever follows goes on over the restarts of a host: no event is told twice, and none
+            // is missed but what went with the power.
+            let seen = self.0.seen.borrow()[own];
             for event in node.local_events(seen, usize::MAX) {
-                let next = if seen.life == event.life { seen.number + 1 } else { event.number };
-                seen = event.mark();
-                if event.number != next {
-                    self.violated(format!("h{host} tells event {} before {next}", event.number));
+                let seen = std::mem::replace(&mut self.0.seen.borrow_mut()[own], event.mark());
+                let (told, next) = (event.number, seen.number + 1);
+                let is_next = match seen.life == event.life {
+                    true => told == next,
+                    false => told <= next,
+                };
+                if !is_next {
+                    self.violated(format!(
+                        "h{host} tells event {told} of {}, not {next}",
+                        event.kind
+                    ));
                 }
                 self.judge_event(host, &event);
                 if let Some(object) = event.object {
@@ -486,8 +506,8 @@ impl<T: Storage> Cluster<T> {
 
     /// Starts the hosts and makes the volumes, with nothing going wrong.
     pub(crate) async fn set_up(&self) -> Result<(), String> {
-        let rig = &self.0.rig;
-        let mut rng = Rng::named(rig.seed(), "placement");
+        let machines = &self.0.machines;
+        let mut rng = Rng::named(machines.seed(), "placement");
         let record = ClusterRecord {
             version: RECORD_VERSION,
             id: CLUSTER,
@@ -496,8 +516,8 @@ impl<T: Storage> Cluster<T> {
             resync_floor_bytes: 4 << 20,
         };
         self.put(vec![(key::CLUSTER.to_owned(), record::encode(&record))]);
-        for host in 0..rig.hosts() {
-            rig.start(host);
+        for host in 0..machines.hosts() {
+            machines.start(host);
         }
         let limit = self.executor().now() + Nanos::from_secs(30);
         while self.0.nodes.borrow().iter().any(Option::is_none) {
@@ -512,7 +532,7 @@ impl<T: Storage> Cluster<T> {
             for leg in 0..legs_needed(policy, *size_bytes) {
                 let hosts = match &self.0.spec.placement {
                     Some(placement) => placement[v][leg].clone(),
-                    None => some_hosts(&mut rng, rig.hosts(), policy.members()),
+                    None => some_hosts(&mut rng, machines.hosts(), policy.members()),
                 };
                 let mut members = Vec::new();
                 for host in hosts {
@@ -569,9 +589,9 @@ impl<T: Storage> Cluster<T> {
     }
 
     fn put(&self, pairs: Vec<(String, Vec<u8>)>) {
-        let changes = pairs.into_iter().map(|(key, value)| Change::Put(key, value)).collect();
+        let changes = pairs.into_iter().map(|(key, value)| KeyChange::Put(key, value)).collect();
         let txn = Txn { compares: vec![], changes };
-        self.0.rig.directory().apply(&txn).expect("small values");
+        self.0.machines.directory().apply(&txn).expect("small values");
     }
 
     pub(crate) fn node(&self, host: u16) -> Option<Node<SimWorld, T::Store>> {
@@ -585,7 +605,8 @@ impl<T: Storage> Cluster<T> {
 
     /// All objects as the directory has them.
     pub(crate) fn objects(&self) -> Vec<ObjectRecord> {
-        let listing = self.0.rig.directory().state().list(key::OBJECTS).expect("a short prefix");
+        let listing =
+            self.0.machines.directory().state().list(key::OBJECTS).expect("a short prefix");
         let decode = |e: &atoll_world::directory::Entry| {
             record::decode(&e.key, &e.value).expect("only records are written")
         };
@@ -594,8 +615,8 @@ impl<T: Storage> Cluster<T> {
 
     /// Looks at what the cluster is at, for the faults that have their effect meanwhile.
     async fn watch_activities(self) {
-        let rig = &self.0.rig;
-        let mut destaged = vec![0; usize::from(rig.hosts())];
+        let machines = &self.0.machines;
+        let mut destaged = vec![0; usize::from(machines.hosts())];
         loop {
             let mut now = Activities::default();
             for (_, book) in self.0.admin.books() {
@@ -605,7 +626,7 @@ impl<T: Storage> Cluster<T> {
             self.0.admin.add_to(&mut now);
             for (h, destaged) in destaged.iter_mut().enumerate() {
                 let Some(node) = self.node(h as u16) else {
-                    now.add(Activity::Recovery, rig.is_up(h as u16));
+                    now.add(Activity::Recovery, machines.is_up(h as u16));
                     continue;
                 };
                 now.add(Activity::Takeover, node.objects().is_taking_over());
@@ -621,7 +642,7 @@ impl<T: Storage> Cluster<T> {
             now.add(Activity::Rebuild, copies.1);
             let since_change = self.executor().now().since(self.0.changed_at.get());
             now.add(Activity::Membership, since_change < MEMBERSHIP_LASTS);
-            rig.faults().set_activities(now);
+            machines.faults().set_activities(now);
             self.wait(LOOK_EVERY).await;
         }
     }
@@ -630,7 +651,7 @@ impl<T: Storage> Cluster<T> {
     async fn watch_owners(self) {
         let mut before = Vec::new();
         loop {
-            let changed = self.0.rig.directory().changed();
+            let changed = self.0.machines.directory().changed();
             let objects = self.objects();
             let states: Vec<_> = objects
                 .iter()
@@ -694,12 +715,12 @@ impl<T: Storage> Cluster<T> {
     /// Waits for an event of a host which has just changed the record, unless its life or its
     /// ownership ends first, or it may be slow.
     async fn expect_event(self, host: u16, object: ObjectId, epoch: Epoch, kind: &'static str) {
-        let (from, life) = (self.executor().now(), self.0.rig.life(host));
+        let (from, life) = (self.executor().now(), self.0.machines.life(host));
         self.wait(TOLD_WITHIN).await;
         let now = self.executor().now();
         let same = self.objects().iter().any(|o| o.id == object && o.epoch == epoch);
-        let stalled = self.0.rig.stalled(from, now) > Nanos::ZERO;
-        if life.is_none() || self.0.rig.life(host) != life || !same || stalled {
+        let stalled = self.0.machines.stalled(from, now) > Nanos::ZERO;
+        if life.is_none() || self.0.machines.life(host) != life || !same || stalled {
             return;
         }
         let since = from - Nanos::from_secs(1);
@@ -749,28 +770,28 @@ impl<T: Storage> Cluster<T> {
         if let Err(why) = self.set_up().await {
             return self.violated(format!("set-up: {why}"));
         }
-        let rig = &self.0.rig;
+        let machines = &self.0.machines;
         let harness = crate::executor::LifeId::HARNESS;
         self.executor().spawn(harness, self.clone().watch_owners());
         self.executor().spawn(harness, self.clone().watch_activities());
         self.0.clients_on.set(true);
         let is_first = self.0.plan.set(plan.clone()).is_ok();
         assert!(is_first, "a cluster has one plan");
-        rig.set_rates(&plan);
-        self.executor().spawn(harness, rig.clone().befall(plan.clone()));
-        self.executor().spawn(harness, rig.clone().befall_later(plan.clone()));
-        rig.watch_marks(&plan);
-        rig.watch_steps(&plan);
+        machines.set_rates(&plan);
+        self.executor().spawn(harness, machines.clone().befall(plan.clone()));
+        self.executor().spawn(harness, machines.clone().befall_later(plan.clone()));
+        machines.watch_marks(&plan);
+        machines.watch_steps(&plan);
         if self.0.spec.administered {
-            let rng = Rng::named(rig.seed(), "administrator");
+            let rng = Rng::named(machines.seed(), "administrator");
             self.executor().spawn(harness, self.clone().administer(rng));
         }
-        rig.change_rates(&plan);
+        machines.change_rates(&plan);
         let calm_at = (self.executor().now() + TROUBLE_MAX).min(plan.part.until);
         while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
             self.wait(Nanos::from_ms(50)).await;
         }
-        rig.heal();
+        machines.heal();
         if plan.beyond {
             return self.finish_beyond().await;
         }
@@ -799,7 +820,7 @@ impl<T: Storage> Cluster<T> {
             self.wait(Nanos::from_ms(50)).await;
         }
         for (v, (size, _)) in self.0.spec.volumes.iter().enumerate() {
-            for host in 0..self.0.rig.hosts() {
+            for host in 0..self.0.machines.hosts() {
                 let Some(node) = self.node(host) else { continue };
                 let Ok(volume) = node.open(&volume_name(v)).await else { continue };
                 let client = 1_000_000 + u32::from(host);
@@ -819,7 +840,7 @@ impl<T: Storage> Cluster<T> {
 
     /// After everything has healed: waits for what must end, and looks at everything.
     pub(crate) async fn finish(&self, victim: Option<u16>) {
-        let rig = &self.0.rig;
+        let machines = &self.0.machines;
         let limit = self.executor().now() + SETTLE_MAX;
         self.0.books.iter().for_each(Book::stop);
         while self.0.books.iter().any(|b| b.running() > 0) || self.0.admin.is_at_work() {
@@ -852,7 +873,7 @@ impl<T: Storage> Cluster<T> {
         if let Err(why) = self.judge_figures().await {
             self.violated(why);
         }
-        for host in 0..rig.hosts() {
+        for host in 0..machines.hosts() {
             let Some(node) = self.node(host) else {
                 self.violated(format!("h{host} is not up in the end"));
                 continue;
@@ -902,7 +923,7 @@ impl<T: Storage> Cluster<T> {
                 }
             }
             let objects = self.objects().len();
-            for host in 0..self.0.rig.hosts() {
+            for host in 0..self.0.machines.hosts() {
                 let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
                 for store in node.objects().members().stores() {
                     let (space, components) = (store.space(), store.list().len());
@@ -926,7 +947,7 @@ impl<T: Storage> Cluster<T> {
     /// will as soon as it asks its disk, which went and came, for anything; and no other: as an
     /// administrator does who has put the disk right.
     fn restart_failed(&self) {
-        for host in 0..self.0.rig.hosts() {
+        for host in 0..self.0.machines.hosts() {
             let Some(node) = self.node(host) else { continue };
             let stores = node.objects().members().stores();
             let gone = self.0.opened.borrow()[usize::from(host)].iter().any(SimDisk::is_lost);
@@ -940,20 +961,20 @@ impl<T: Storage> Cluster<T> {
     }
 
     fn restart(&self, host: u16) {
-        self.0.rig.kill(host, false);
-        self.0.rig.start(host);
+        self.0.machines.kill(host, false);
+        self.0.machines.start(host);
         self.0.restarted_at.set(Some(self.executor().now()));
     }
 
     /// Ends all hosts and looks at what their disks hold.
     async fn walk_disks(&self, victim: Option<u16>) {
-        let rig = &self.0.rig;
-        for host in 0..rig.hosts() {
-            rig.kill(host, false);
+        let machines = &self.0.machines;
+        for host in 0..machines.hosts() {
+            machines.kill(host, false);
         }
-        for host in 0..rig.hosts() {
-            let world = rig.harness_world(host);
-            match self.0.storage.check(rig.disks(host).to_vec(), world).await {
+        for host in 0..machines.hosts() {
+            let world = machines.harness_world(host);
+            match self.0.storage.check(machines.disks(host).to_vec(), world).await {
                 Ok(bad) if bad > 0 && victim != Some(host) => {
                     self.violated(format!("{bad} bad blocks on the disks of h{host}"));
                 }
@@ -969,7 +990,7 @@ impl<T: Storage> Cluster<T> {
         let (size, _) = self.0.spec.volumes[v];
         let sectors = (size / SECTOR as u64) as u32;
         let mut tags = Vec::new();
-        for host in 0..self.0.rig.hosts() {
+        for host in 0..self.0.machines.hosts() {
             let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
             let volume = node.open(&volume_name(v)).await.map_err(|e| e.to_string())?;
             let client = 1_000_000 + u32::from(host);
@@ -1074,7 +1095,7 @@ impl<T: Storage> Cluster<T> {
         let took = |op: &Op| {
             let (from, to) = op.span_ns();
             let (from, to) = (Nanos(from), Nanos(to?));
-            Some(to.since(from).since(self.0.rig.stalled(from, to)))
+            Some(to.since(from).since(self.0.machines.stalled(from, to)))
         };
         let (took, op) =
             history.ops().iter().filter_map(|op| Some((took(op)?, op))).max_by_key(|(t, _)| *t)?;

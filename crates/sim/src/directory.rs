@@ -144,11 +144,11 @@ impl DirectoryService {
     }
 }
 
-fn describe(change: &atoll_world::directory::Change) -> String {
-    use atoll_world::directory::Change;
+fn describe(change: &atoll_world::directory::KeyChange) -> String {
+    use atoll_world::directory::KeyChange;
     match change {
-        Change::Put(key, value) => format!("{key} = {}", String::from_utf8_lossy(value)),
-        Change::Delete(key) => format!("{key} deleted"),
+        KeyChange::Put(key, value) => format!("{key} = {}", String::from_utf8_lossy(value)),
+        KeyChange::Delete(key) => format!("{key} deleted"),
     }
 }
 
@@ -383,7 +383,7 @@ mod tests {
     use crate::trace::Trace;
     use atoll_world::Nanos;
     use atoll_world::directory::{
-        Change, Compare, Directory, DirectoryError, Revision, Txn, TxnReply, Watch,
+        Compare, Directory, DirectoryError, KeyChange, Revision, Txn, TxnReply, Watch,
     };
 
     fn service(seed: u64) -> (Executor, DirectoryService, Faults) {
@@ -396,7 +396,7 @@ mod tests {
     fn put(key: &str, value: &str, modified: u64) -> Txn {
         Txn {
             compares: vec![Compare { key: key.into(), modified: Revision(modified) }],
-            changes: vec![Change::Put(key.into(), value.into())],
+            changes: vec![KeyChange::Put(key.into(), value.into())],
         }
     }
 

@@ -17,13 +17,13 @@ const RIGHT_WITHIN: Nanos = Nanos::from_secs(60);
 impl<T: Storage> Cluster<T> {
     /// Whether every host says of all hosts and volumes what is so.
     pub(crate) async fn judge_figures(&self) -> Result<(), String> {
-        let limit = self.rig().executor().now() + RIGHT_WITHIN;
-        for host in 0..self.rig().hosts() {
+        let limit = self.machines().executor().now() + RIGHT_WITHIN;
+        for host in 0..self.machines().hosts() {
             loop {
                 let Some(node) = self.node(host) else { return Err(format!("h{host} is down")) };
                 node.look().await;
                 let Err(why) = self.figures_of(&node).await else { break };
-                if self.rig().executor().now() > limit {
+                if self.machines().executor().now() > limit {
                     return Err(format!("h{host} says {why}"));
                 }
                 self.wait(Nanos::from_ms(500)).await;
@@ -34,7 +34,7 @@ impl<T: Storage> Cluster<T> {
 
     async fn figures_of(&self, node: &Node<SimWorld, T::Store>) -> Result<(), String> {
         let hosts = node.hosts();
-        if hosts.len() != usize::from(self.rig().hosts()) {
+        if hosts.len() != usize::from(self.machines().hosts()) {
             return Err(format!("that there are {} hosts", hosts.len()));
         }
         for (host, (record, answers, status)) in (0..).zip(hosts) {
@@ -84,7 +84,7 @@ impl<T: Storage> Cluster<T> {
         if components != status.components {
             return Err(format!("{:?} components: {components:?}", status.components));
         }
-        if status.reaches.len() != usize::from(self.rig().hosts()) {
+        if status.reaches.len() != usize::from(self.machines().hosts()) {
             return Err(format!("that it reaches {:?}", status.reaches));
         }
         let copying = |o: &&ObjectStatus| {
@@ -92,7 +92,7 @@ impl<T: Storage> Cluster<T> {
         };
         match status.objects.iter().find(copying) {
             Some(object) => Err(format!("that copies are brought up to date: {object:?}")),
-            // A story's clients keep theirs open.
+            // A scenario's clients keep theirs open.
             None if status.open_volumes != there.status().open_volumes => {
                 Err(format!("that volumes are open: {:?}", status.open_volumes))
             }

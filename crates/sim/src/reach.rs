@@ -1,7 +1,7 @@
 //! Which seeds are worth a run: those that promise what has rarely been reached.
 //!
 //! Before it runs, of a seed only its *traits* are known: the kinds of fault that it may meet, its
-//! features and its machines. After a run, what it reached (*goals*: cells of the matrix fault x
+//! features and its hardware. After a run, what it reached (*goals*: cells of the matrix fault x
 //! activity, and marks) counts for every pair of its traits. Of a few fresh seeds that one is run
 //! whose pairs of traits promise most of the goals that are rare so far. What no run has reached
 //! promises nothing, so every fourth seed is taken as it comes.
@@ -22,7 +22,7 @@ const AS_IT_COMES: u64 = 4;
 const RARE: u32 = 16;
 /// Of those that are special the rarest so many are looked for: choosing is to cost little.
 const GOALS: usize = 48;
-/// Kinds of fault, features, and those of [`traits`] that are about machines.
+/// Kinds of fault, features, and those of [`traits`] that are about hardware.
 const TRAITS: usize = 64 + 16 + 5;
 
 /// What has been reached so far, and by which traits.
@@ -125,14 +125,14 @@ impl Reach {
 
 /// What is known of a seed before it runs, each below [`TRAITS`].
 fn traits(setup: &Setup, seed: u64, options: &Options) -> Vec<usize> {
-    let machines = &setup.machines;
+    let hardware = &setup.hardware;
     let mut traits: Vec<usize> = setup.kinds(seed, options).kinds().map(|k| k as usize).collect();
     traits.extend((0..16).filter(|bit| setup.features.bits() >> bit & 1 == 1).map(|bit| 64 + bit));
     let of_machines = [
-        machines.hosts > 3,
-        machines.disks > 1,
-        machines.disk == DiskProfile::SATA,
-        machines.net == NetProfile::GBIT_1,
+        hardware.hosts > 3,
+        hardware.disks > 1,
+        hardware.disk == DiskProfile::SATA,
+        hardware.net == NetProfile::GBIT_1,
         setup.plan.victim.is_some(),
     ];
     let of_machines = of_machines.iter().enumerate().filter(|(_, has)| **has);

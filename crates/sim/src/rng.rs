@@ -28,6 +28,11 @@ impl Rng {
         Self(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ mix(hash))
     }
 
+    /// A stream of its own.
+    pub fn fork(&mut self) -> Self {
+        Self(self.next())
+    }
+
     /// 64 random bits.
     #[allow(clippy::should_implement_trait, reason = "it never ends, so it is no iterator")]
     pub fn next(&mut self) -> u64 {

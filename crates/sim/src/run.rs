@@ -8,13 +8,13 @@ use crate::checker::{Fate, Kind};
 use crate::cluster::{Cluster, ClusterSpec, Storage};
 use crate::disk::DiskProfile;
 use crate::executor::Stuck;
+use crate::fault::FaultSubset;
 use crate::fault::{FaultKind, FaultSet, Plan};
 use crate::feature::Features;
+use crate::machines::{Befallen, Hardware, Machines};
 use crate::net::NetProfile;
-use crate::part::Part;
-use crate::rig::{Befallen, Rig, RigSpec};
 use crate::rng::Rng;
-use crate::storage::{IdealStorage, RealStorage};
+use crate::storage::{RealStorage, ReferenceStorage};
 use crate::trace::{Line, Trace};
 use atoll_world::{Nanos, mark};
 use std::cell::{Cell, RefCell};
@@ -62,10 +62,10 @@ pub struct Options {
     pub features: Features,
     /// Media of all hosts are damaged: what is left is "refuses, never lies".
     pub beyond: bool,
-    /// On the ideal store: whatever is found then is not the store's.
-    pub ideal_store: bool,
+    /// On the reference store: whatever is found then is not the store's.
+    pub reference_store: bool,
     /// What of the seed's plan is carried out.
-    pub part: Part,
+    pub part: FaultSubset,
 }
 
 impl Default for Options {
@@ -79,8 +79,8 @@ impl Default for Options {
             twice: false,
             features: Features::ALL,
             beyond: false,
-            ideal_store: false,
-            part: Part::default(),
+            reference_store: false,
+            part: FaultSubset::default(),
         }
     }
 }
@@ -109,7 +109,7 @@ impl Options {
             option("--ops", self.ops.to_string());
         }
         for (said, word) in [
-            (self.ideal_store, "--ideal-store"),
+            (self.reference_store, "--reference-store"),
             (self.beyond, "--beyond"),
             (self.features == Features::NONE, "--no-features"),
         ] {
@@ -124,8 +124,8 @@ impl Options {
 /// What a seed and the options of a run make, before anything has happened.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The machines.
-    pub machines: RigSpec,
+    /// The hardware.
+    pub hardware: Hardware,
     /// What befalls them.
     pub plan: Plan,
     /// What runs on them.
@@ -139,11 +139,11 @@ pub struct Setup {
 impl Setup {
     /// Of a seed.
     pub fn of_seed(seed: u64, options: &Options) -> Self {
-        let mut rng = Rng::named(seed, "rig");
+        let mut rng = Rng::named(seed, "machines");
         let hosts = options.hosts.unwrap_or(*rng.pick(HOSTS));
-        let machines = RigSpec {
+        let hardware = Hardware {
             hosts,
-            disks: if options.ideal_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
+            disks: if options.reference_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
             disk_bytes: 1 << 30,
             disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
             net: *rng.pick(&[NetProfile::GBIT_25, NetProfile::GBIT_25, NetProfile::GBIT_1]),
@@ -207,12 +207,12 @@ impl Setup {
             draw(feature, stream);
         }
         let features = features.get();
-        Self { machines, plan, cluster, log_bytes, features }
+        Self { hardware, plan, cluster, log_bytes, features }
     }
 
     /// The kinds that can happen by themselves if nothing is left out: as an event, or at a rate.
     pub fn kinds(&self, seed: u64, options: &Options) -> FaultSet {
-        let (hosts, allowed) = (self.machines.hosts, options.faults);
+        let (hosts, allowed) = (self.hardware.hosts, options.faults);
         let mut kinds = FaultSet::NONE;
         for kind in self.plan.on.kinds() {
             let timed = self.plan.events.contains(&kind) || self.plan.later_events.contains(&kind);
@@ -289,20 +289,20 @@ pub fn run_one(seed: u64, options: &Options) -> Outcome {
 
 /// Hosts of a seed's cluster, if its options do not say.
 pub fn hosts_of_seed(seed: u64) -> u16 {
-    *Rng::named(seed, "rig").pick(HOSTS)
+    *Rng::named(seed, "machines").pick(HOSTS)
 }
 
 fn once(seed: u64, options: &Options) -> Outcome {
     let trace = Trace::new(options.trace);
-    let Setup { machines, plan, cluster, log_bytes, features } = Setup::of_seed(seed, options);
-    let rig = Rig::new(seed, machines, trace.clone());
-    rig.executor().set_polls_max(options.polls_max);
+    let Setup { hardware, plan, cluster, log_bytes, features } = Setup::of_seed(seed, options);
+    let machines = Machines::new(seed, hardware, trace.clone());
+    machines.executor().set_polls_max(options.polls_max);
     if features.has(Features::SMALL) {
-        rig.executor().set_small();
+        machines.executor().set_small();
     }
     let effects = Rc::new(RefCell::new(Vec::new()));
-    let (seen, executor) = (effects.clone(), rig.executor().clone());
-    rig.faults().observe(move |kind| {
+    let (seen, executor) = (effects.clone(), machines.executor().clone());
+    machines.faults().observe(move |kind| {
         let now = executor.now();
         executor.trace().event(now, None, "reached", kind as u64, || kind.name().into());
         let mut seen = seen.borrow_mut();
@@ -310,12 +310,12 @@ fn once(seed: u64, options: &Options) -> Outcome {
             seen.push((now, kind));
         }
     });
-    UNDER_WAY.set(Some(UnderWay { seed, rig: rig.clone(), effects: effects.clone() }));
-    trace.fact(Nanos::ZERO, None, "plan", format!("{machines:?} {plan:?}"));
+    UNDER_WAY.set(Some(UnderWay { seed, machines: machines.clone(), effects: effects.clone() }));
+    trace.fact(Nanos::ZERO, None, "plan", format!("{hardware:?} {plan:?}"));
     trace.fact(Nanos::ZERO, None, "plan", format!("{cluster:?}"));
-    let found = if options.ideal_store {
-        let storage = IdealStorage::new(rig.executor(), machines.hosts, seed);
-        drive(&rig, plan, cluster, storage)
+    let found = if options.reference_store {
+        let storage = ReferenceStorage::new(machines.executor(), hardware.hosts, seed);
+        drive(&machines, plan, cluster, storage)
     } else {
         let mut storage = RealStorage::new(log_bytes);
         let mut pace = Rng::named(seed, "pace");
@@ -327,17 +327,18 @@ fn once(seed: u64, options: &Options) -> Outcome {
         if options.features.draw(Features::CHECKPOINT, &mut pace) {
             storage = storage.checkpointing(pace.within(0, 16) << 12);
         }
-        drive(&rig, plan, cluster, storage)
+        drive(&machines, plan, cluster, storage)
     };
     // A panic that was caught may have been told of already.
-    let under_way = UNDER_WAY.take().unwrap_or(UnderWay { seed, rig: rig.clone(), effects });
+    let under_way =
+        UNDER_WAY.take().unwrap_or(UnderWay { seed, machines: machines.clone(), effects });
     let outcome = Outcome {
         violations: found.violations,
         ops: found.ops,
         client_ops: found.client_ops,
         ..under_way.so_far()
     };
-    rig.shutdown();
+    machines.shutdown();
     outcome
 }
 
@@ -348,25 +349,25 @@ thread_local! {
 /// A run that has begun.
 struct UnderWay {
     seed: u64,
-    rig: Rig,
+    machines: Machines,
     effects: Rc<RefCell<Vec<(Nanos, FaultKind)>>>,
 }
 
 impl UnderWay {
     /// What has come of it so far, its violations and operations left out.
     fn so_far(&self) -> Outcome {
-        let (rig, trace) = (&self.rig, self.rig.executor().trace());
+        let (machines, trace) = (&self.machines, self.machines.executor().trace());
         Outcome {
             seed: self.seed,
             hash: trace.hash(),
             violations: Vec::new(),
-            faults: rig.faults().counts(),
-            cells: rig.faults().cells(),
-            marks: rig.marks(),
-            virtual_time: rig.executor().now(),
+            faults: machines.faults().counts(),
+            cells: machines.faults().cells(),
+            marks: machines.marks(),
+            virtual_time: machines.executor().now(),
             ops: (0, 0),
-            polls: rig.executor().polls(),
-            events: rig.befallen(),
+            polls: machines.executor().polls(),
+            events: machines.befallen(),
             effects: self.effects.take(),
             lines: trace.take_lines(),
             client_ops: Vec::new(),
@@ -386,10 +387,10 @@ struct Found {
     client_ops: Vec<ClientOp>,
 }
 
-fn drive<T: Storage>(rig: &Rig, plan: Plan, spec: ClusterSpec, storage: T) -> Found {
-    let cluster = Cluster::new(rig.clone(), spec, storage);
+fn drive<T: Storage>(machines: &Machines, plan: Plan, spec: ClusterSpec, storage: T) -> Found {
+    let cluster = Cluster::new(machines.clone(), spec, storage);
     let run = AssertUnwindSafe(|| {
-        let end = rig.executor().block_on(VIRTUAL_MAX, cluster.clone().run(plan));
+        let end = machines.executor().block_on(VIRTUAL_MAX, cluster.clone().run(plan));
         cluster.judge();
         end
     });
@@ -399,7 +400,7 @@ fn drive<T: Storage>(rig: &Rig, plan: Plan, spec: ClusterSpec, storage: T) -> Fo
         Ok(Err(Stuck::Idle)) => violations.push("everything waits for ever".into()),
         Ok(Err(Stuck::Deadline)) => violations.push("the run does not end".into()),
         Ok(Err(Stuck::Busy)) => {
-            let at = rig.executor().now();
+            let at = machines.executor().now();
             violations.push(format!("too busy: something is done again and again at {at:?}"));
         }
         Err(panic) => {
@@ -415,7 +416,7 @@ fn drive<T: Storage>(rig: &Rig, plan: Plan, spec: ClusterSpec, storage: T) -> Fo
     let ops = cluster.books().iter().map(|b| b.history().len() as u64).sum();
     let answered = cluster.books().iter().map(|b| b.history().answered() as u64).sum();
     let mut client_ops = Vec::new();
-    if rig.executor().trace().is_recording() {
+    if machines.executor().trace().is_recording() {
         for (volume, book) in cluster.books().iter().enumerate() {
             for op in book.history().ops() {
                 let what = match &op.kind {

@@ -12,8 +12,8 @@ use crate::cluster::{Cluster, ClusterSpec, volume_name};
 use crate::cpu::AS_CHARGED;
 use crate::disk::DiskProfile;
 use crate::executor::{Executor, LifeId};
+use crate::machines::{Hardware, Machines};
 use crate::net::NetProfile;
-use crate::rig::{Rig, RigSpec};
 use crate::rng::Rng;
 use crate::storage::RealStorage;
 use crate::trace::Trace;
@@ -538,14 +538,14 @@ const SENDING: usize = 3;
 const RECEIVING: usize = 4;
 
 /// What each host has done so far, by kind.
-fn work(rig: &Rig) -> Vec<[Nanos; KINDS]> {
+fn work(machines: &Machines) -> Vec<[Nanos; KINDS]> {
     let of_host = |host: u16| {
-        let core = rig.cpu(host).busy(rig.executor().now());
-        let (channels, bus) = rig.disks(host)[0].busy();
-        let (sending, receiving) = rig.fabric().busy(host);
+        let core = machines.cpu(host).busy(machines.executor().now());
+        let (channels, bus) = machines.disks(host)[0].busy();
+        let (sending, receiving) = machines.fabric().busy(host);
         [core, channels, bus, sending, receiving]
     };
-    (0..rig.hosts()).map(of_host).collect()
+    (0..machines.hosts()).map(of_host).collect()
 }
 
 /// What was seen between two moments.
@@ -565,7 +565,7 @@ impl Seen {
 
 /// What all clients of a run share with whoever waits for its end.
 struct Meter {
-    rig: Rig,
+    machines: Machines,
     workload: Workload,
     request: Nanos,
     /// I/Os of all volumes before it is measured, and of the measurement.
@@ -581,7 +581,7 @@ struct Meter {
 
 impl Meter {
     fn executor(&self) -> &Executor {
-        self.rig.executor()
+        self.machines.executor()
     }
 
     fn end(&self, result: Result<Seen, String>) {
@@ -600,11 +600,11 @@ impl Meter {
         }
         let now = self.executor().now();
         if done == self.warm_up {
-            *self.begun.borrow_mut() = Some((now, work(&self.rig)));
+            *self.begun.borrow_mut() = Some((now, work(&self.machines)));
         }
         if done == self.warm_up + self.ops {
             let (from, before) = self.begun.take().expect("the warm-up was counted");
-            let mut spent = work(&self.rig);
+            let mut spent = work(&self.machines);
             for (after, before) in spent.iter_mut().flatten().zip(before.iter().flatten()) {
                 *after = *after - *before;
             }
@@ -631,7 +631,7 @@ impl Meter {
             };
             let ex = self.executor();
             let from = ex.now();
-            ex.sleep_until(self.rig.cpu(host).spend(from, self.request)).await;
+            ex.sleep_until(self.machines.cpu(host).spend(from, self.request)).await;
             let done = match self.workload.writes() {
                 true => volume.write(place * bytes, vec![data.clone()]).await,
                 false => volume.read(place * bytes, bytes as u32).await.map(|_| ()),
@@ -660,7 +660,7 @@ fn observe(
         if workload == Workload::RandomWrite { (ops + warm_up).div_ceil(volumes) } else { 0 };
     let logged = logged * copies.div_ceil(u64::from(point.hosts)) * LOG_BYTES_PER_BLOCK;
     let log_bytes = (logged * 3).max(1).next_multiple_of(LOG_STEP);
-    let machines = RigSpec {
+    let hardware = Hardware {
         hosts: point.hosts,
         disks: 1,
         // Free places for chunks that are written anew; what holds nothing costs nothing.
@@ -668,8 +668,8 @@ fn observe(
         disk: point.disk.profile(),
         net: point.net.profile(),
     };
-    let rig = Rig::new(seed, machines, Trace::new(false));
-    (0..point.hosts).for_each(|host| rig.cpu(host).set_cost(costs.per_mille));
+    let machines = Machines::new(seed, hardware, Trace::new(false));
+    (0..point.hosts).for_each(|host| machines.cpu(host).set_cost(costs.per_mille));
     let policy = Policy { failures_to_tolerate: point.copies_each() as u8 - 1, ..Policy::DEFAULT };
     let spec = ClusterSpec {
         volumes: vec![(VOLUME_BYTES, policy); usize::from(point.volumes)],
@@ -683,9 +683,9 @@ fn observe(
         emptied: false,
         history: None,
     };
-    let cluster = Cluster::new(rig.clone(), spec, RealStorage::new(log_bytes));
+    let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));
     let meter = Rc::new(Meter {
-        rig: rig.clone(),
+        machines: machines.clone(),
         workload,
         request: costs.of_request(workload),
         warm_up,
@@ -698,8 +698,8 @@ fn observe(
         ended: Notify::default(),
     });
     let run = run(seed, point, cluster, meter);
-    let end = rig.executor().block_on(VIRTUAL_MAX, run);
-    rig.shutdown();
+    let end = machines.executor().block_on(VIRTUAL_MAX, run);
+    machines.shutdown();
     end.map_err(|stuck| format!("it does not end: {stuck:?}"))?
 }
 

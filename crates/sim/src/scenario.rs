@@ -1,6 +1,6 @@
-//! Stories: a text file of commands, a line `----`, and what the cluster is expected to do.
+//! Scenarios: a text file of commands, a line `----`, and what the cluster is expected to do.
 //!
-//! - `cluster hosts=3 seed=7`: first; the machines. Also `disks=3` (the first is the log device,
+//! - `cluster hosts=3 seed=7`: first; the hardware. Also `disks=3` (the first is the log device,
 //!   otherwise one carries all), `disk=1GiB`, `log=16MiB`, `repair=60s` (before a lost copy is
 //!   made elsewhere), `victim=h1` (its disks may hold damage in the end, or be replaced),
 //!   `idle=50ms` (blocks move home that soon), `checkpoint=4KiB` (one is taken once the journal
@@ -45,7 +45,7 @@
 //! - `unreadable h1 v0 at=4KiB in=slots`: the same pages fail to be read
 //! - `scrub h1`: its stores look at everything they hold
 //! - `reached bit-flip least=1`: the fault has had its effect; `tell bit-flip` says how often
-//! - `passed member.refuses_an_old_epoch`: the code has come by that mark since the story's
+//! - `passed member.refuses_an_old_epoch`: the code has come by that mark since the scenario's
 //!   beginning
 //! - `expect h1 block-repaired within=30s`: that text is told of that host (`-`: of none);
 //!   `most=1`: and so far not more often
@@ -66,9 +66,9 @@ use crate::cluster::{Cluster, ClusterSpec};
 use crate::disk::{DiskProfile, Image, SimDisk};
 use crate::executor::LifeId;
 use crate::fault::{DirectoryRates, DiskRates, FaultKind, NetRates};
+use crate::machines::{Hardware, Machines};
 use crate::net::NetProfile;
 use crate::pattern;
-use crate::rig::{Rig, RigSpec};
 use crate::rng::Rng;
 use crate::storage::RealStorage;
 use crate::trace::Trace;
@@ -95,8 +95,8 @@ use std::rc::Rc;
 const TOLD: &[&str] = &["fault", "node", "cluster", "client"];
 /// Every operation, in parts per million.
 const ALWAYS: u64 = 1_000_000;
-/// A story ends before that.
-const STORY_MAX: Nanos = Nanos::from_secs(2_000);
+/// A scenario ends before that.
+const SCENARIO_MAX: Nanos = Nanos::from_secs(2_000);
 
 /// One command: its words, and its `name=value` pairs.
 struct Command {
@@ -166,7 +166,7 @@ fn span(text: &str) -> Option<Nanos> {
     }
 }
 
-/// Plays a story; returns its trace.
+/// Plays a scenario; returns its trace.
 ///
 /// # Errors
 /// A command that is not understood.
@@ -178,11 +178,11 @@ pub fn play(text: &str) -> Result<String, String> {
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .map(Command::parse)
         .collect();
-    let machines = commands
+    let hardware = commands
         .iter()
         .position(|c| c.words.first().is_none_or(|w| w != "cluster" && w != "volume"));
-    let rest = commands.split_off(machines.unwrap_or(commands.len()));
-    let first = commands.first().ok_or("a story begins with 'cluster'")?;
+    let rest = commands.split_off(hardware.unwrap_or(commands.len()));
+    let first = commands.first().ok_or("a scenario begins with 'cluster'")?;
     let (hosts, seed) = (first.number("hosts")? as u16, first.number("seed")?);
     let mut spec = ClusterSpec {
         volumes: Vec::new(),
@@ -209,7 +209,7 @@ pub fn play(text: &str) -> Result<String, String> {
         spec.volumes.push((command.number("size")?, policy));
         spec.placement.as_mut().expect("set above").push(vec![on]);
     }
-    let machines = RigSpec {
+    let hardware = Hardware {
         hosts,
         disks: first.number_or("disks", 1)? as u16,
         disk_bytes: first.number_or("disk", 1 << 30)?,
@@ -217,7 +217,7 @@ pub fn play(text: &str) -> Result<String, String> {
         net: NetProfile::GBIT_25,
     };
     let trace = Trace::of(TOLD);
-    let rig = Rig::new(seed, machines, trace.clone());
+    let machines = Machines::new(seed, hardware, trace.clone());
     let mut storage = RealStorage::new(log_bytes);
     if let Some(idle) = first.span("idle")? {
         storage = storage.destaging(0, idle);
@@ -225,9 +225,9 @@ pub fn play(text: &str) -> Result<String, String> {
     if first.options.contains_key("checkpoint") {
         storage = storage.checkpointing(first.number("checkpoint")?);
     }
-    let cluster = Cluster::new(rig.clone(), spec, storage);
+    let cluster = Cluster::new(machines.clone(), spec, storage);
     let stage = Stage {
-        rig: rig.clone(),
+        machines: machines.clone(),
         cluster: cluster.clone(),
         open: Rc::default(),
         kept: Rc::default(),
@@ -235,7 +235,7 @@ pub fn play(text: &str) -> Result<String, String> {
         victim,
         marks: Rc::new(mark::reached()),
     };
-    let end = rig.executor().block_on(STORY_MAX, stage.tell(rest));
+    let end = machines.executor().block_on(SCENARIO_MAX, stage.tell(rest));
     cluster.judge();
     let mut told = String::new();
     let lines = trace.take_lines();
@@ -256,13 +256,13 @@ pub fn play(text: &str) -> Result<String, String> {
     }
     let mut violations = cluster.violations();
     if end.is_err() {
-        violations.push("the story does not end".into());
+        violations.push("the scenario does not end".into());
     }
     match violations.as_slice() {
         [] => told += "no violation\n",
         some => some.iter().for_each(|v| told += &format!("VIOLATION: {v}\n")),
     }
-    rig.shutdown();
+    machines.shutdown();
     end.unwrap_or(Ok(())).map(|()| told)
 }
 
@@ -273,7 +273,7 @@ fn shape(text: &str) -> String {
 
 #[derive(Clone)]
 struct Stage {
-    rig: Rig,
+    machines: Machines,
     cluster: Cluster<RealStorage>,
     /// As a guest's disk is: opened once in a life of its host.
     open: Rc<RefCell<BTreeMap<(LifeId, String), Opened>>>,
@@ -289,12 +289,12 @@ type Opened = CountedVolume<SimWorld, Store<SimWorld>>;
 
 impl Stage {
     async fn wait(&self, span: Nanos) {
-        let ex = self.rig.executor();
+        let ex = self.machines.executor();
         ex.sleep_until(ex.now() + span).await;
     }
 
     fn say(&self, text: String) {
-        let ex = self.rig.executor();
+        let ex = self.machines.executor();
         ex.trace().fact(ex.now(), None, "client", text);
     }
 
@@ -304,13 +304,13 @@ impl Stage {
             self.carry_out(n as u32, command).await?;
         }
         self.open.borrow_mut().clear();
-        self.rig.heal();
+        self.machines.heal();
         self.cluster.finish(self.victim).await;
         Ok(())
     }
 
     async fn carry_out(&self, number: u32, c: &Command) -> Result<(), String> {
-        let (rig, fabric) = (&self.rig, self.rig.fabric());
+        let (machines, fabric) = (&self.machines, self.machines.fabric());
         let begin = usize::from(c.word(0)? == "begin");
         if ["create", "resize", "delete"].contains(&c.word(begin)?) {
             return self.manage(c, begin).await;
@@ -321,40 +321,41 @@ impl Stage {
             "fill" => return self.fill(number, c).await,
             "load" => return self.load(number, c),
             word @ ("kill" | "power") => {
-                let up: Vec<u16> = self.hosts(c)?.into_iter().filter(|&h| rig.is_up(h)).collect();
+                let up: Vec<u16> =
+                    self.hosts(c)?.into_iter().filter(|&h| machines.is_up(h)).collect();
                 if up.is_empty() {
                     self.cluster.violated(format!("'{}': it is down", c.line));
                 }
-                up.into_iter().for_each(|h| rig.kill(h, word == "power"));
+                up.into_iter().for_each(|h| machines.kill(h, word == "power"));
             }
-            "start" => self.hosts(c)?.into_iter().for_each(|h| rig.start(h)),
+            "start" => self.hosts(c)?.into_iter().for_each(|h| machines.start(h)),
             "pause" => {
-                if !rig.is_up(c.host(1)?) {
+                if !machines.is_up(c.host(1)?) {
                     self.cluster.violated(format!("'{}': it is down", c.line));
                 }
-                rig.pause(c.host(1)?);
+                machines.pause(c.host(1)?);
             }
-            "resume" => rig.resume(c.host(1)?),
+            "resume" => machines.resume(c.host(1)?),
             "close" => {
-                let via = host(c.option("via")?).and_then(|h| rig.life(h));
+                let via = host(c.option("via")?).and_then(|h| machines.life(h));
                 let life = via.ok_or_else(|| c.bad("via= is a host that is up"))?;
                 let open = self.open.borrow_mut().remove(&(life, c.word(1)?.to_owned()));
                 drop(open.ok_or_else(|| c.bad("it is not open there"))?);
             }
             "trap" => {
                 let (host, power) = (c.host(1)?, c.options.contains_key("power"));
-                let life = rig.life(host).ok_or_else(|| c.bad("it is down"))?;
-                let this = rig.clone();
+                let life = machines.life(host).ok_or_else(|| c.bad("it is down"))?;
+                let this = machines.clone();
                 let strike = move || {
                     this.faults().reached(FaultKind::KillAtAwait);
                     this.kill(host, power);
                 };
-                rig.executor().trap(life, c.number("polls")?, strike);
+                machines.executor().trap(life, c.number("polls")?, strike);
             }
-            "isolate" => rig.isolate(c.host(1)?, true),
-            "rejoin" => rig.isolate(c.host(1)?, false),
+            "isolate" => machines.isolate(c.host(1)?, true),
+            "rejoin" => machines.isolate(c.host(1)?, false),
             word @ ("cut" | "join") if c.word(2)? == "directory" => {
-                rig.directory().set_cut(c.host(1)?, word == "cut");
+                machines.directory().set_cut(c.host(1)?, word == "cut");
             }
             word @ ("cut1" | "join1") if c.options.contains_key("lane") => {
                 let lane = match c.option("lane")? {
@@ -380,30 +381,32 @@ impl Stage {
             "clock" => {
                 let ppm = |name| c.number_or(name, 0).map(|n| n as i64);
                 let ms = |name| c.span(name).map(|s| s.map_or(0, |s| (s.0 / 1_000_000) as i64));
-                rig.set_clock(
+                machines.set_clock(
                     c.host(1)?,
                     ppm("fast")? - ppm("slow")?,
                     ms("ahead")? - ms("behind")?,
                 );
             }
-            "starve" => rig.starve(c.host(1)?, c.number("x")?),
+            "starve" => machines.starve(c.host(1)?, c.number("x")?),
             "damage" => fabric.damage_next(c.host(1)?, c.host(2)?),
             "break" => fabric.break_now(c.host(1)?, c.host(2)?),
             "network" => fabric.set_rates(rates(c, 1, of_network)?),
             "directory" => match c.word(1)? {
-                word @ ("down" | "up") => rig.directory().set_down(word == "down"),
-                "keep" => *self.kept_directory.borrow_mut() = Some(rig.directory().state().clone()),
+                word @ ("down" | "up") => machines.directory().set_down(word == "down"),
+                "keep" => {
+                    *self.kept_directory.borrow_mut() = Some(machines.directory().state().clone())
+                }
                 "restore" => {
                     let kept = self.kept_directory.borrow().clone();
-                    rig.directory().restore(kept.ok_or_else(|| c.bad("nothing was kept"))?);
+                    machines.directory().restore(kept.ok_or_else(|| c.bad("nothing was kept"))?);
                 }
-                _ => rig.directory().set_rates(rates(c, 1, of_directory)?),
+                _ => machines.directory().set_rates(rates(c, 1, of_directory)?),
             },
             word @ ("reached" | "tell") => {
                 let name = c.word(1)?;
                 let kind = FaultKind::ALL.iter().find(|k| k.name() == name);
                 let kind = kind.ok_or_else(|| c.bad("no such fault"))?;
-                let (found, least) = (rig.faults().count(*kind), c.number_or("least", 1)?);
+                let (found, least) = (machines.faults().count(*kind), c.number_or("least", 1)?);
                 if word == "tell" {
                     self.say(format!("{name}: {found} times"));
                 } else if found < least {
@@ -424,9 +427,9 @@ impl Stage {
             }
             "healthy" => {
                 let within = span(c.option("within")?).ok_or_else(|| c.bad("within=60s"))?;
-                let limit = rig.executor().now() + within;
+                let limit = machines.executor().now() + within;
                 while let Some(why) = self.cluster.unhealthy() {
-                    if rig.executor().now() > limit {
+                    if machines.executor().now() > limit {
                         self.cluster.violated(format!("not healthy within {within:?}: {why}"));
                         break;
                     }
@@ -441,12 +444,16 @@ impl Stage {
 
     /// The host that is meant, or all.
     fn hosts(&self, c: &Command) -> Result<Vec<u16>, String> {
-        if c.word(1)? == "all" { Ok((0..self.rig.hosts()).collect()) } else { Ok(vec![c.host(1)?]) }
+        if c.word(1)? == "all" {
+            Ok((0..self.machines.hosts()).collect())
+        } else {
+            Ok(vec![c.host(1)?])
+        }
     }
 
     /// What happens to the disks of a host, or to one of them.
     fn disk(&self, c: &Command) -> Result<(), String> {
-        let mut disks = self.rig.disks(c.host(1)?).to_vec();
+        let mut disks = self.machines.disks(c.host(1)?).to_vec();
         if c.options.contains_key("disk") {
             let n = c.number("disk")? as usize;
             disks = vec![disks.get(n).cloned().ok_or_else(|| c.bad("no such disk"))?];
@@ -467,8 +474,8 @@ impl Stage {
                     let image = self.kept.borrow().get(&disk.name()).cloned();
                     disk.restore(image.ok_or_else(|| c.bad("nothing was kept"))?);
                 }
-                "clone" => self.rig.disks(c.host(2)?)[n].restore(disk.image()),
-                "swap" => disk.swap(&self.rig.disks(c.host(2)?)[n]),
+                "clone" => self.machines.disks(c.host(2)?)[n].restore(disk.image()),
+                "swap" => disk.swap(&self.machines.disks(c.host(2)?)[n]),
                 "fault" => disk.set_rates(rates(c, 2, of_disk)?),
                 "flip" if !c.options.contains_key("in") => {
                     disk.flip();
@@ -509,7 +516,7 @@ impl Stage {
     async fn expect(&self, c: &Command) -> Result<(), String> {
         let of = if c.word(1)? == "-" { None } else { Some(c.host(1)?) };
         let text = c.words[2..].join(" ");
-        let ex = self.rig.executor();
+        let ex = self.machines.executor();
         let count = || ex.trace().count(|line| line.host == of && line.text.contains(&text)) as u64;
         if c.word(0)? == "never" {
             if count() > 0 {
@@ -580,7 +587,7 @@ impl Stage {
             }
         };
         if begin == 1 {
-            self.rig.executor().spawn(LifeId::HARNESS, work);
+            self.machines.executor().spawn(LifeId::HARNESS, work);
             self.wait(Nanos::from_us(20)).await;
         } else {
             work.await;
@@ -614,7 +621,7 @@ impl Stage {
         let (name, book) = self.book(c, 1)?;
         let via = host(c.option("via")?).ok_or_else(|| c.bad("via=h0"))?;
         let node = self.cluster.node(via).ok_or_else(|| c.bad("it is down"))?;
-        let life = self.rig.life(via).ok_or_else(|| c.bad("it is down"))?;
+        let life = self.machines.life(via).ok_or_else(|| c.bad("it is down"))?;
         let pause = (Nanos::from_us(50), Nanos::from_ms(c.number_or("pause_ms", 20)?));
         let mix = Mix {
             write: 60,
@@ -627,8 +634,8 @@ impl Stage {
             instead: None,
         };
         let mut rng = Rng::named(u64::from(number), "load");
-        let ex = self.rig.executor().clone();
-        self.rig.executor().spawn(life, async move {
+        let ex = self.machines.executor().clone();
+        self.machines.executor().spawn(life, async move {
             loop {
                 if let Ok(volume) = node.open(&name).await {
                     let rng = Rng::named(rng.next(), "load");
@@ -655,7 +662,7 @@ impl Stage {
         let (step, leaves) = (c.number_or("step", 0)? / 512, c.span("leaves")?);
         let (shows, fails) = (c.options.get("shows").cloned(), c.options.get("fails").cloned());
         let work = async move {
-            let ex = this.rig.executor();
+            let ex = this.machines.executor();
             let mut answer = Ok(String::new());
             for n in 0..times {
                 let begun = ex.now();
@@ -694,8 +701,8 @@ impl Stage {
         };
         if begin == 1 {
             // In the host's life: it dies with it.
-            let life = self.rig.life(via).unwrap_or(LifeId::HARNESS);
-            self.rig.executor().spawn(life, work);
+            let life = self.machines.life(via).unwrap_or(LifeId::HARNESS);
+            self.machines.executor().spawn(life, work);
             // What comes next meets it under way.
             self.wait(Nanos::from_us(20)).await;
         } else {
@@ -714,14 +721,14 @@ impl Stage {
         range: (u64, u32),
     ) -> Result<String, String> {
         // A host that has just been started takes a moment, unless it cannot open its disks.
-        let limit = self.rig.executor().now() + Nanos::from_secs(40);
-        while self.rig.is_up(via)
+        let limit = self.machines.executor().now() + Nanos::from_secs(40);
+        while self.machines.is_up(via)
             && self.cluster.node(via).is_none()
-            && self.rig.executor().now() < limit
+            && self.machines.executor().now() < limit
         {
             self.wait(Nanos::from_ms(10)).await;
         }
-        let (Some(node), Some(life)) = (self.cluster.node(via), self.rig.life(via)) else {
+        let (Some(node), Some(life)) = (self.cluster.node(via), self.machines.life(via)) else {
             return Err(format!("h{via} is down"));
         };
         let open = self.open.borrow().get(&(life, name.to_owned())).cloned();

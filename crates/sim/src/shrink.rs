@@ -8,8 +8,8 @@
 //! Invariants: what is kept has failed in the run that it was kept for; the same runs give the same
 //! result. It is a local least: no one piece can be left out, two together perhaps can.
 
+use crate::fault::subset::show;
 use crate::fault::{FaultKind, FaultSet, Plan};
-use crate::part::show;
 use crate::run::{Options, Outcome, Setup};
 use atoll_world::Nanos;
 use std::collections::BTreeMap;
@@ -195,7 +195,7 @@ impl Search<'_> {
 
     /// For each kind that goes by a rate, the shortest time in which it is on.
     fn windows(&mut self) {
-        let (hosts, allowed) = (self.setup.machines.hosts, self.options.faults);
+        let (hosts, allowed) = (self.setup.hardware.hosts, self.options.faults);
         for kind in self.setup.kinds(self.seed, &self.options).kinds() {
             if self.options.part.without.has(kind)
                 || !Plan::has_rate(self.seed, hosts, allowed, kind)

@@ -3,7 +3,7 @@
 use crate::cluster::{CLUSTER, Storage, group_id, host_id};
 use crate::disk::SimDisk;
 use crate::executor::Executor;
-use crate::ideal::IdealStore;
+use crate::reference_store::ReferenceStore;
 use crate::rng::Rng;
 use crate::world::SimWorld;
 use atoll_format::id::GroupId;
@@ -15,30 +15,30 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The ideal store of each host, which no disk fault reaches.
+/// The reference store of each host, which no disk fault reaches.
 #[derive(Clone)]
-pub struct IdealStorage(Rc<Vec<IdealStore>>);
+pub struct ReferenceStorage(Rc<Vec<ReferenceStore>>);
 
-impl IdealStorage {
+impl ReferenceStorage {
     /// One empty store a host.
     pub fn new(executor: &Executor, hosts: u16, seed: u64) -> Self {
         let store = |h: u16| {
-            let rng = Rng::named(seed, &format!("ideal store {h}"));
-            IdealStore::new(executor, group_id(h), 1 << 34, rng)
+            let rng = Rng::named(seed, &format!("reference store {h}"));
+            ReferenceStore::new(executor, group_id(h), 1 << 34, rng)
         };
         Self(Rc::new((0..hosts).map(store).collect()))
     }
 }
 
-impl Storage for IdealStorage {
-    type Store = IdealStore;
+impl Storage for ReferenceStorage {
+    type Store = ReferenceStore;
 
     async fn open(
         &self,
         host: u16,
         _disks: Vec<SimDisk>,
         _world: SimWorld,
-    ) -> Result<Vec<(IdealStore, GroupRecord)>, String> {
+    ) -> Result<Vec<(ReferenceStore, GroupRecord)>, String> {
         let store = self.0[usize::from(host)].clone();
         store.reopen();
         let record = GroupRecord {
@@ -56,11 +56,11 @@ impl Storage for IdealStorage {
         Vec::new()
     }
 
-    fn failed(&self, _store: &IdealStore) -> Option<String> {
+    fn failed(&self, _store: &ReferenceStore) -> Option<String> {
         None
     }
 
-    fn audit(&self, _store: &IdealStore) -> Result<(), String> {
+    fn audit(&self, _store: &ReferenceStore) -> Result<(), String> {
         Ok(())
     }
 

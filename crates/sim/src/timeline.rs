@@ -171,7 +171,7 @@ fn facts(
     left_out: &[String],
 ) -> Vec<(String, String)> {
     let plan = &setup.plan;
-    let machines = &setup.machines;
+    let hardware = &setup.hardware;
     let names = |kinds: &mut dyn Iterator<Item = FaultKind>| {
         let names: Vec<_> = kinds.map(FaultKind::name).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
@@ -187,8 +187,8 @@ fn facts(
             "machines".to_owned(),
             format!(
                 "{} hosts, disks in each: {}, log of {} MiB",
-                machines.hosts,
-                machines.disks,
+                hardware.hosts,
+                hardware.disks,
                 setup.log_bytes >> 20
             ),
         ),
@@ -346,7 +346,7 @@ struct Band {
 impl Drawing {
     fn new(setup: &Setup, outcome: &Outcome) -> Self {
         let mut names = vec!["run".to_owned(), "directory".into(), "network".into()];
-        names.extend((0..setup.machines.hosts).map(|h| format!("h{h}")));
+        names.extend((0..setup.hardware.hosts).map(|h| format!("h{h}")));
         names.extend((0..setup.cluster.volumes.len()).map(|v| format!("clients of v{v}")));
         let lanes = names.into_iter().map(|name| Lane { name, rows: Vec::new() }).collect();
         Self {

@@ -2,8 +2,8 @@
 //! the model to the nanosecond, and the saturated rate is that of the slowest queue.
 
 use atoll_sim::disk::DiskProfile;
+use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
-use atoll_sim::rig::{Rig, RigSpec};
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_world::disk::{Disk, Durability};
@@ -12,7 +12,7 @@ use atoll_world::{Buf, Nanos, World};
 use std::cell::Cell;
 use std::rc::Rc;
 
-const SPEC: RigSpec = RigSpec {
+const SPEC: Hardware = Hardware {
     hosts: 2,
     disks: 1,
     disk_bytes: 1 << 30,
@@ -32,11 +32,11 @@ fn packet(n: u8, payload: Vec<Buf>) -> Packet {
 }
 
 /// h1 keeps what it is sent, flushes, and answers; h0 sends 4 KiB after a CRC.
-fn rig(writes: u64, depth: usize) -> (Nanos, u64) {
-    let rig = Rig::new(1, SPEC, Trace::new(false));
+fn machines(writes: u64, depth: usize) -> (Nanos, u64) {
+    let machines = Machines::new(1, SPEC, Trace::new(false));
     let worlds: Rc<Cell<Option<SimWorld>>> = Rc::default();
     let keep = worlds.clone();
-    rig.set_boot(move |host, disks, world| {
+    machines.set_boot(move |host, disks, world| {
         if host == 0 {
             return keep.set(Some(world));
         }
@@ -58,11 +58,11 @@ fn rig(writes: u64, depth: usize) -> (Nanos, u64) {
             }
         });
     });
-    rig.start(0);
-    rig.start(1);
+    machines.start(0);
+    machines.start(1);
     let world = worlds.take().unwrap();
     let left = Rc::new(Cell::new(writes));
-    let took = rig
+    let took = machines
         .executor()
         .block_on(Nanos::from_secs(100), async move {
             let mut conns = vec![];
@@ -85,8 +85,8 @@ fn rig(writes: u64, depth: usize) -> (Nanos, u64) {
             world.now().since(from)
         })
         .unwrap();
-    let polls = rig.executor().polls();
-    rig.shutdown();
+    let polls = machines.executor().polls();
+    machines.shutdown();
     (took, polls)
 }
 
@@ -95,14 +95,14 @@ fn depth_one_is_the_sum_by_hand() {
     // CRC 4096 B at 20 B/ns; 4160 B at 3.125 B/ns; the link; the disk's write and its transfer at
     // 3 B/ns; the flush; 64 B back and the link.
     let by_hand = 204 + 1_331 + 8_000 + (12_000 + 1_365) + 3_000 + 20 + 8_000;
-    assert_eq!(rig(1, 1).0, Nanos(by_hand));
-    assert_eq!(rig(100, 1).0, Nanos(100 * by_hand));
+    assert_eq!(machines(1, 1).0, Nanos(by_hand));
+    assert_eq!(machines(100, 1).0, Nanos(100 * by_hand));
 }
 
 #[test]
 fn at_depth_the_slowest_queue_sets_the_rate() {
     let writes = 20_000;
-    let (took, _) = rig(writes, 64);
+    let (took, _) = machines(writes, 64);
     let per_write = took.0 as f64 / writes as f64;
     // A write and a flush hold one of 16 channels for 16.4 us together: 1.02 us each; the link
     // takes

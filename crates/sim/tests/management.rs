@@ -4,22 +4,23 @@
 use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId};
 use atoll_format::record::{MemberState, ObjectState, Policy, key};
 use atoll_node::{
-    CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView, export_name,
+    CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView,
+    export_name, merge_events,
 };
 use atoll_object::message::{Reply, Request};
 use atoll_sim::cluster::{Storage, host_id, node_config};
 
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::fault::DirectoryRates;
+use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
-use atoll_sim::rig::{Rig, RigSpec};
 use atoll_sim::storage::RealStorage;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_store::Store;
 use atoll_world::components::ComponentSpec;
-use atoll_world::directory::{Change, Txn};
-use atoll_world::volume::Volumes;
+use atoll_world::directory::{KeyChange, Txn};
+use atoll_world::volume::{VolumeInfo, Volumes};
 use atoll_world::{Buf, Components, Nanos, Volume, World, buf};
 use futures_util::future::{Either, join_all, select};
 use std::cell::{Cell, RefCell};
@@ -36,7 +37,7 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 /// Hosts with real stores on modelled disks.
 #[derive(Clone)]
 struct Hosts {
-    rig: Rig,
+    machines: Machines,
     nodes: Rc<RefCell<Vec<Option<Host>>>>,
     /// A host that starts without its disks, and whether they may come back: a new one will not.
     without_disks: Rc<Cell<Option<(u16, bool)>>>,
@@ -44,28 +45,30 @@ struct Hosts {
 
 impl Hosts {
     fn new(count: u16) -> Self {
-        let spec = RigSpec {
+        let spec = Hardware {
             hosts: count,
             disks: 1,
             disk_bytes: 1 << 30,
             disk: DiskProfile::NVME,
             net: NetProfile::GBIT_25,
         };
-        let rig = Rig::new(1, spec, Trace::of(&[]));
+        let machines = Machines::new(1, spec, Trace::of(&[]));
         let nodes: Rc<RefCell<Vec<Option<Host>>>> =
             Rc::new(RefCell::new((0..count).map(|_| None).collect()));
         let (storage, all) = (RealStorage::new(16 << 20), nodes.clone());
+        let rigs = machines.clone();
         let without_disks = Rc::new(Cell::new(None));
         let lost = without_disks.clone();
-        rig.set_boot(move |host, disks, world| {
+        machines.set_boot(move |host, disks, world| {
             let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
             let lost = lost.get().filter(|(of, _)| *of == host);
+            let kept = rigs.events(host).open(host_id(host));
             world.spawn(async move {
                 let mut groups = storage.open(host, disks, inner.clone()).await.expect("opens");
                 if lost.is_some() {
                     groups.clear();
                 }
-                let node = Node::start(inner, node_config(host), groups);
+                let node = Node::start(inner, node_config(host), groups, kept);
                 node.objects()
                     .members()
                     .set_lacks_disks(lost.is_some_and(|(_, may_come_back)| may_come_back));
@@ -73,12 +76,12 @@ impl Hosts {
             });
         });
         let all = nodes.clone();
-        rig.set_death(move |host| {
+        machines.set_death(move |host| {
             if let Some(node) = all.borrow_mut()[usize::from(host)].take() {
                 node.dissolve();
             }
         });
-        Self { rig, nodes, without_disks }
+        Self { machines, nodes, without_disks }
     }
 
     fn node(&self, host: usize) -> Host {
@@ -86,7 +89,7 @@ impl Hosts {
     }
 
     async fn wait(&self, span: Nanos) {
-        let executor = self.rig.executor();
+        let executor = self.machines.executor();
         executor.sleep_until(executor.now() + span).await;
     }
 
@@ -97,31 +100,31 @@ impl Hosts {
 
     /// Keys of the directory as it is.
     fn keys(&self, prefix: &str) -> Vec<String> {
-        let listing = self.rig.directory().state().list(prefix).expect("a good prefix");
+        let listing = self.machines.directory().state().list(prefix).expect("a good prefix");
         listing.entries.into_iter().map(|entry| entry.key).collect()
     }
 
     /// Takes a volume's name away, and nothing else.
     fn unname(&self, name: &str) {
-        let changes = vec![Change::Delete(key::volume(name))];
-        self.rig.directory().apply(&Txn { compares: vec![], changes }).expect("done");
+        let changes = vec![KeyChange::Delete(key::volume(name))];
+        self.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
     }
 
     /// Everything runs and knows everything.
     async fn up(&self) {
-        (0..self.rig.hosts()).for_each(|host| self.rig.start(host));
+        (0..self.machines.hosts()).for_each(|host| self.machines.start(host));
         self.wait(Nanos::from_secs(10)).await;
     }
 
     /// Cuts what two hosts say to each other, or lets it through again.
     fn cut(&self, a: u16, b: u16, cut: bool) {
-        self.rig.fabric().set_cut(a, b, cut);
-        self.rig.fabric().set_cut(b, a, cut);
+        self.machines.fabric().set_cut(a, b, cut);
+        self.machines.fabric().set_cut(b, a, cut);
     }
 
     /// Kills a host, and lets the others notice.
     async fn kill(&self, host: u16) {
-        self.rig.kill(host, false);
+        self.machines.kill(host, false);
         self.wait(Nanos::from_secs(3)).await;
     }
 }
@@ -148,8 +151,8 @@ fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -
             test(hosts).await;
         }
     };
-    hosts.rig.executor().block_on(TEST_MAX, main).expect("comes to its end");
-    hosts.rig.shutdown();
+    hosts.machines.executor().block_on(TEST_MAX, main).expect("comes to its end");
+    hosts.machines.shutdown();
 }
 
 async fn make(node: &Host, name: &str, size_bytes: u64) -> ObjectId {
@@ -189,7 +192,7 @@ fn a_volume_is_made_as_soon_as_the_hosts_for_it_are_there() {
         let node = hosts.node(0);
         hosts.kill(1).await;
         hosts.wait(Nanos::from_secs(60)).await;
-        hosts.rig.start(1);
+        hosts.machines.start(1);
         while !node.hosts().iter().all(|(_, alive, _)| *alive) {
             hosts.wait(Nanos::from_ms(1)).await;
         }
@@ -211,7 +214,14 @@ fn a_volume_that_was_shrunk_grows_again_and_shows_zeros() {
             let done = resize(&node, "v", bytes).await.expect("resized");
             assert_eq!(done.record.size_bytes, bytes);
             let open = hosts.node(2).open("v").await.expect("opens");
-            assert_eq!(open.info().size_bytes, bytes);
+            let info = VolumeInfo {
+                size_bytes: bytes,
+                min_block: 512,
+                preferred_block: 4096,
+                max_len: 32 << 20,
+                read_only: false,
+            };
+            assert_eq!(open.info(), info);
         };
         size(5 * MIB).await;
         size(8 * MIB).await;
@@ -236,13 +246,13 @@ async fn shrunk_with_an_old_copy(hosts: &Hosts, node: &Host) -> u16 {
     let other = other_copy(node, "v").await;
     // At home, not in the log.
     hosts.wait(Nanos::from_secs(30)).await;
-    let disk = hosts.rig.disks(other)[0].clone();
+    let disk = hosts.machines.disks(other)[0].clone();
     let before = disk.image();
     resize(node, "v", 5 * MIB).await.expect("shrunk");
     hosts.kill(other).await;
     disk.restore(before);
     write(node, "v", MIB, 1).await;
-    hosts.rig.start(other);
+    hosts.machines.start(other);
     hosts.wait(Nanos::from_secs(60)).await;
     other
 }
@@ -289,16 +299,16 @@ fn what_the_only_copy_kept_beyond_the_end_is_not_shown_when_the_volume_grows() {
         write(&node, "v", 7 * MIB, 2).await;
         let other = other_copy(&node, "v").await;
         hosts.wait(Nanos::from_secs(30)).await;
-        let disk = hosts.rig.disks(other)[0].clone();
+        let disk = hosts.machines.disks(other)[0].clone();
         let before = disk.image();
         resize(&node, "v", 5 * MIB).await.expect("shrunk");
-        hosts.rig.kill(other, false);
-        hosts.rig.kill(0, false);
+        hosts.machines.kill(other, false);
+        hosts.machines.kill(0, false);
         disk.restore(before);
-        hosts.rig.start(other);
+        hosts.machines.start(other);
         hosts.wait(Nanos::from_secs(20)).await;
         write(&hosts.node(usize::from(other)), "v", MIB, 3).await;
-        hosts.rig.start(0);
+        hosts.machines.start(0);
         hosts.wait(Nanos::from_secs(60)).await;
         let node = hosts.node(0);
         resize(&node, "v", 10 * MIB).await.expect("grown");
@@ -359,6 +369,87 @@ fn extents_are_looked_for_as_far_as_they_are_asked_for() {
     });
 }
 
+/// I/Os a second of clients on every host, each of which keeps `depth` of them in flight.
+async fn rate(hosts: &Hosts, name: &str, clients: usize, depth: usize) -> Vec<u64> {
+    let seconds = 4;
+    let executor = hosts.machines.executor().clone();
+    let until = executor.now() + Nanos::from_secs(seconds);
+    let client = async |n: usize| {
+        let volume = hosts.node(n % 3).open(name).await.expect("opens");
+        let (volume, until, executor) = (&volume, until, &executor);
+        let one = |_| async move {
+            let mut done = 0;
+            loop {
+                volume.read(0, 4096).await.expect("read");
+                if executor.now() > until {
+                    return done;
+                }
+                done += 1;
+            }
+        };
+        join_all((0..depth).map(one)).await.iter().sum::<u64>() / seconds
+    };
+    join_all((0..clients).map(client)).await
+}
+
+/// Four clients on three hosts get together what one would get, each its share, whatever its depth;
+/// a ceiling that is set while they run holds for all of them within seconds, also after another
+/// host has taken over.
+#[test]
+fn a_ceiling_is_the_volumes_and_may_be_changed_while_it_is_used() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        let is_about = |rates: &[u64], limit: u64| {
+            let all: u64 = rates.iter().sum();
+            assert!(all * 10 > limit * 9 && all * 10 < limit * 11, "{rates:?} under {limit}");
+            let share = limit / rates.len() as u64;
+            let fair = rates.iter().all(|rate| rate * 10 > share * 8 && rate * 10 < share * 12);
+            assert!(fair, "{rates:?} under {limit}");
+        };
+        let free: u64 = rate(&hosts, "v", 4, 4).await.iter().sum();
+        assert!(free > 10_000, "{free} without a ceiling");
+        node.limit_iops("v", 1_000, None, false).await.expect("set");
+        is_about(&rate(&hosts, "v", 4, 16).await, 1_000);
+        is_about(&rate(&hosts, "v", 1, 1).await, 1_000);
+        is_about(&rate(&hosts, "v", 4, 16).await, 1_000);
+
+        // Handles that were opened before: without one, and with another one.
+        let early = hosts.node(1).open("v").await.expect("opens");
+        let reads = async |span| {
+            let executor = hosts.machines.executor().clone();
+            let (until, mut done) = (executor.now() + Nanos::from_secs(span), 0);
+            while executor.now() < until {
+                early.read(0, 4096).await.expect("read");
+                done += 1;
+            }
+            done / span
+        };
+        node.limit_iops("v", 50, None, false).await.expect("set");
+        reads(1).await;
+        assert!((45..=55).contains(&reads(4).await), "the new ceiling");
+        node.limit_iops("v", 0, None, false).await.expect("set");
+        reads(1).await;
+        assert!(reads(1).await > 1_000, "no ceiling any more");
+        node.limit_iops("v", 50, None, false).await.expect("set");
+        reads(6).await;
+        assert!((45..=55).contains(&reads(4).await), "a ceiling, of which it had to learn");
+
+        // The record keeps it.
+        let view = node.volume("v").await.expect("there");
+        let owner = view.record.owner.expect("one").host;
+        hosts.kill((owner.0 - host_id(0).0) as u16).await;
+        let left = (0..3).find(|n| host_id(*n) != owner).expect("two are left");
+        let volume = hosts.node(usize::from(left)).open("v").await.expect("opens");
+        volume.read(0, 4096).await.expect("taken over");
+        let view = hosts.node(usize::from(left)).volume("v").await.expect("there");
+        assert_eq!(view.record.policy.iops_limit, 50);
+        let bad = hosts.node(usize::from(left)).limit_iops("w", 1, None, false).await;
+        assert!(matches!(bad, Err(ManageError::NotFound { .. })), "{bad:?}");
+    });
+}
+
 /// What was seen of a volume before it grew is not all that there is to discard.
 #[test]
 fn a_volume_is_not_shrunk_by_a_view_of_before() {
@@ -369,7 +460,7 @@ fn a_volume_is_not_shrunk_by_a_view_of_before() {
         for _ in 0..30 {
             resize(&node, "v", 6 * MIB).await.expect("grown");
             write(&node, "v", 5 * MIB, 1).await;
-            let directory = hosts.rig.directory();
+            let directory = hosts.machines.directory();
             directory.set_rates(DirectoryRates { stale: 500_000, ..DirectoryRates::default() });
             let shrunk = resize(&node, "v", MIB).await;
             directory.set_rates(DirectoryRates::default());
@@ -382,7 +473,11 @@ fn a_volume_is_not_shrunk_by_a_view_of_before() {
                     assert!(tags.iter().all(|tag| tag.state.reads_as_zero()), "kept");
                 }
             } else {
-                assert!(shrunk.is_err());
+                let why = shrunk.expect_err("it has its size");
+                if !matches!(why, ManageError::Conflict(_)) {
+                    // Cut off behind the discards, by a view that shows no owner: to be repeated.
+                    continue;
+                }
                 assert_eq!((size, read(&node, "v", 5 * MIB).await), (6 * MIB, 1));
                 refused += 1;
             }
@@ -405,7 +500,7 @@ fn a_volume_is_not_shrunk_while_a_copy_is_behind() {
         let refused = resize(&node, "v", 5 * MIB).await.expect_err("refused");
         assert!(refused.to_string().contains("is not up to date"), "{refused}");
         assert_eq!(node.volume("v").await.expect("there").record.size_bytes, 10 * MIB);
-        hosts.rig.start(away);
+        hosts.machines.start(away);
         hosts.wait(Nanos::from_secs(30)).await;
         resize(&node, "v", 5 * MIB).await.expect("all copies are up");
         resize(&node, "v", 10 * MIB).await.expect("grown");
@@ -604,7 +699,7 @@ fn an_import_that_nobody_goes_on_with_does_not_keep_its_volume() {
         let lock = hosts.node(2).lock_for_import("v", true, 0, false).await.expect("locked");
         hosts.kill(2).await;
         assert!(node.open("v").await.is_err(), "opened though its holder may be alive");
-        hosts.rig.start(2);
+        hosts.machines.start(2);
         hosts.wait(Nanos::from_secs(10)).await;
         write(&node, "v", 0, 2).await;
         assert!(hosts.node(2).open(&lock.export).await.is_err(), "the export outlived its host");
@@ -629,7 +724,7 @@ fn a_copy_that_was_brought_up_to_date_with_a_discard_lacks_nothing_at_the_next_t
         write(&node, "v", 0, 2).await;
         let volume = node.open("v").await.expect("opens");
         volume.discard(4 * MIB, MIB).await.expect("discarded");
-        hosts.rig.start(away);
+        hosts.machines.start(away);
         hosts.wait(Nanos::from_secs(30)).await;
         volume.flush().await.expect("flushed");
         hosts.wait(Nanos::from_secs(5)).await;
@@ -697,7 +792,7 @@ fn a_shrink_without_an_answer_is_not_carried_out_later() {
                 let hosts = hosts.clone();
                 async move {
                     hosts.wait(stall).await;
-                    hosts.rig.pause(1);
+                    hosts.machines.pause(1);
                     hosts.wait(Nanos::from_secs(4)).await;
                 }
             };
@@ -708,7 +803,7 @@ fn a_shrink_without_an_answer_is_not_carried_out_later() {
                 Err(ManageError::Unknown(_) | ManageError::NoAnswer(_)) => {}
                 Err(_) => assert_eq!(size, 8 * MIB, "{shrunk:?}, and it was done"),
             }
-            hosts.rig.resume(1);
+            hosts.machines.resume(1);
             hosts.wait(Nanos::from_secs(20)).await;
             let now = node.volume(&name).await.expect("there").record.size_bytes;
             if !matches!(shrunk, Err(ManageError::Unknown(_))) {
@@ -735,10 +830,10 @@ fn a_lock_that_is_taken_late_goes_again() {
         let holder = hosts.node(2);
         let lock = holder.lock_for_import("v", false, 0, false).await.expect("locked");
         let late =
-            hosts.rig.directory().state().list(&key::lock(id)).expect("a good prefix").entries;
+            hosts.machines.directory().state().list(&key::lock(id)).expect("a good prefix").entries;
         holder.unlock_import("v", lock.token).await.expect("free");
-        let changes = late.into_iter().map(|e| Change::Put(e.key, e.value)).collect();
-        hosts.rig.directory().apply(&Txn { compares: vec![], changes }).expect("done");
+        let changes = late.into_iter().map(|e| KeyChange::Put(e.key, e.value)).collect();
+        hosts.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
         let deleted = node.delete_volume("v", None, false, false).await;
         assert!(matches!(deleted, Err(ManageError::Locked { .. })), "{deleted:?}");
         hosts.wait(Nanos::from_secs(12)).await;
@@ -837,13 +932,13 @@ fn a_host_that_stopped_in_order_does_not_keep_volumes() {
         }
         hosts.node(2).stop().await;
         hosts.kill(2).await;
-        let began = hosts.rig.executor().now();
+        let began = hosts.machines.executor().now();
         node.delete_volume("v", None, false, false).await.expect("deleted");
-        let took = hosts.rig.executor().now().since(began);
+        let took = hosts.machines.executor().now().since(began);
         assert!(took < Nanos::from_secs(2), "it was waited for: {took}");
         // It is there again, and dies without a word.
         assert_eq!(hosts.keys("stopped/").len(), 1);
-        hosts.rig.start(2);
+        hosts.machines.start(2);
         hosts.wait(Nanos::from_secs(10)).await;
         hosts.node(2).arrive().await;
         assert!(hosts.keys("stopped/").is_empty());
@@ -863,7 +958,7 @@ fn copies_on_a_disk_that_is_missing_are_waited_for() {
         let other = other_copy(&node, "v").await;
         hosts.without_disks.set(Some((other, true)));
         hosts.kill(other).await;
-        hosts.rig.start(other);
+        hosts.machines.start(other);
         write(&node, "v", 0, 2).await;
         hosts.wait(Nanos::from_secs(120)).await;
         let record = node.volume("v").await.expect("there").record;
@@ -886,7 +981,7 @@ fn a_disk_that_is_a_new_one_is_noticed_though_nobody_uses_its_volumes() {
             let group = hosts.node(usize::from(lost)).objects().members().stores()[0].group();
             hosts.without_disks.set(Some((lost, false)));
             hosts.kill(lost).await;
-            hosts.rig.start(lost);
+            hosts.machines.start(lost);
             hosts.wait(Nanos::from_secs(60)).await;
             let witness = hosts.node(usize::from(if owns { other } else { 0 }));
             let record = witness.volume("v").await.expect("there").record;
@@ -948,12 +1043,12 @@ fn what_a_host_asked_for_before_it_died_ends_before_its_volume_is_opened() {
                 let (hosts, name) = (hosts.clone(), name.clone());
                 async move {
                     hosts.wait(Nanos::from_us(300 * round)).await;
-                    hosts.rig.pause(1);
+                    hosts.machines.pause(1);
                     hosts.wait(Nanos::from_ms(200)).await;
-                    hosts.rig.kill(0, false);
-                    hosts.rig.start(0);
+                    hosts.machines.kill(0, false);
+                    hosts.machines.start(0);
                     hosts.wait(Nanos::from_ms(300)).await;
-                    hosts.rig.resume(1);
+                    hosts.machines.resume(1);
                     hosts.wait(Nanos::from_ms(50)).await;
                     let node = hosts.node(0);
                     let mut tries = 0;
@@ -1012,7 +1107,7 @@ fn volumes_made_at_once_with_one_policy_are_all_made() {
 fn a_volume_is_made_where_hosts_answer() {
     with(3, async |hosts| {
         // The others take it for alive for a while.
-        hosts.rig.kill(1, false);
+        hosts.machines.kill(1, false);
         let make = async |n: usize| try_volume(&hosts.node(0), &format!("v{n}"), MIB).await;
         for made in join_all((0..8).map(make)).await {
             let made = made.expect("there is room on two hosts that answer");
@@ -1020,12 +1115,12 @@ fn a_volume_is_made_where_hosts_answer() {
         }
         assert_eq!(hosts.keys(key::VOLUMES).len(), 8);
         // With one host left there is no place, and nothing stays.
-        hosts.rig.kill(2, false);
+        hosts.machines.kill(2, false);
         let refused = try_volume(&hosts.node(0), "w", MIB).await.expect_err("no place");
         assert!(matches!(refused, ManageError::CannotPlace(_)), "{refused}");
         assert_eq!(hosts.keys(key::VOLUMES).len(), 8);
-        hosts.rig.start(1);
-        hosts.rig.start(2);
+        hosts.machines.start(1);
+        hosts.machines.start(2);
         hosts.wait(Nanos::from_secs(60)).await;
         assert_eq!(hosts.keys(key::OBJECTS).len(), 8);
     });
@@ -1069,15 +1164,19 @@ fn no_event_is_missed_whatever_a_clock_shows() {
     with(3, |hosts| async move {
         let node = hosts.node(0);
         let hour = 3_600_000;
-        hosts.rig.set_clock(1, 0, -hour);
-        hosts.rig.set_clock(2, 0, hour);
+        hosts.machines.set_clock(1, 0, -hour);
+        hosts.machines.set_clock(2, 0, hour);
         let id = make(&node, "gone", MIB).await;
         hosts.wait(Nanos::from_secs(3)).await;
-        let told = async |marks: &mut BTreeMap<HostId, Option<EventMark>>| {
-            let (events, silent) = hosts.node(0).events(marks).await;
+        let told = async |marks: &mut BTreeMap<HostId, EventMark>| {
+            let (each, silent) = hosts.node(0).events_of_each(marks, 0).await;
             assert_eq!(silent, []);
+            // Small in some seeds: what is left comes with the next.
+            let (events, _) = merge_events(each, usize::MAX);
             for event in &events {
-                marks.insert(event.host, Some(event.mark()));
+                let seen = marks.insert(event.host, event.mark());
+                let next = seen.map_or(1, |seen| seen.number + 1);
+                assert_eq!(event.number, next, "after {seen:?}");
             }
             let of_test = events.into_iter().filter(|event| event.kind == "test");
             of_test.map(|event| (event.host, event.message)).collect::<BTreeSet<_>>()
@@ -1089,19 +1188,27 @@ fn no_event_is_missed_whatever_a_clock_shows() {
         let mut marks = BTreeMap::new();
         (0..3).for_each(|host| say(host, "first"));
         assert_eq!(told(&mut marks).await, all("first"));
-        // A clock is put right, or wrong, and one host begins another life.
-        hosts.rig.set_clock(2, 0, -2 * hour);
+        // A clock is put right, or wrong, and one host begins another life: what it had seen and
+        // nobody had read is not lost with the first.
+        hosts.machines.set_clock(2, 0, -2 * hour);
+        say(1, "before the end");
         hosts.kill(1).await;
-        hosts.rig.start(1);
+        hosts.machines.start(1);
         hosts.wait(Nanos::from_secs(10)).await;
         (0..3).for_each(|host| say(host, "second"));
-        assert_eq!(told(&mut marks).await, all("second"));
+        let mut both: BTreeSet<_> = all("second");
+        both.insert((host_id(1), "before the end".into()));
+        assert_eq!(told(&mut marks).await, both);
         assert_eq!(told(&mut marks).await, BTreeSet::new());
         // A volume that is no more had a name.
         node.delete_volume("gone", None, false, false).await.expect("deleted");
         say(0, "third");
-        let (events, _) = node.events(&marks).await;
-        let third = events.iter().find(|event| event.message == "third").expect("told");
+        let (each, _) = node.events_of_each(&marks, 0).await;
+        let third = each
+            .iter()
+            .flat_map(|host| &host.events)
+            .find(|event| event.message == "third")
+            .expect("told");
         assert_eq!(third.volume, "gone");
     });
 }
@@ -1117,7 +1224,7 @@ fn what_a_host_began_to_make_before_it_died_is_removed() {
             let making = async move { try_volume(&node, &name, MIB).await.is_ok() };
             let end = async {
                 hosts.wait(Nanos::from_us(100 * round)).await;
-                hosts.rig.kill(0, false);
+                hosts.machines.kill(0, false);
             };
             // Nobody waits for what a dead host does.
             let made = match select(Box::pin(making), Box::pin(end)).await {
@@ -1128,7 +1235,7 @@ fn what_a_host_began_to_make_before_it_died_is_removed() {
                 Either::Right(((), _)) => false,
             };
             half_made += u32::from(!made && hosts.keys("objects/").len() > 1);
-            hosts.rig.start(0);
+            hosts.machines.start(0);
             hosts.wait(Nanos::from_secs(150)).await;
             let node = hosts.node(1);
             for volume in node.volumes().await.expect("listed") {

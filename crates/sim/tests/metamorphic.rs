@@ -7,9 +7,9 @@ use atoll_sim::checker::{Fate, Kind};
 use atoll_sim::cluster::{Cluster, ClusterSpec, Storage};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::fault::{FaultKind, NetRates, Plan};
+use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
-use atoll_sim::rig::{Rig, RigSpec};
-use atoll_sim::storage::{IdealStorage, RealStorage};
+use atoll_sim::storage::{RealStorage, ReferenceStorage};
 use atoll_sim::trace::Trace;
 use atoll_sim::workload::Mix;
 use atoll_world::Nanos;
@@ -29,13 +29,14 @@ struct Made {
     legs: u8,
     disks: u16,
     faults: bool,
-    ideal: bool,
+    on_reference: bool,
 }
 
-const PLAIN: Made = Made { hosts: 4, copies: 1, legs: 1, disks: 1, faults: false, ideal: true };
-const SHIPPED: Made = Made { ideal: false, ..PLAIN };
+const PLAIN: Made =
+    Made { hosts: 4, copies: 1, legs: 1, disks: 1, faults: false, on_reference: true };
+const SHIPPED: Made = Made { on_reference: false, ..PLAIN };
 
-/// The first is the simplest there is: one copy on the ideal store.
+/// The first is the simplest there is: one copy on the reference store.
 const MADE: &[Made] = &[
     PLAIN,
     SHIPPED,
@@ -53,27 +54,27 @@ type Seen = (Kind, u64, u32, Fate);
 
 /// What the client of a history saw, and how many faults had an effect.
 fn play(history: u64, made: Made) -> (Vec<Seen>, u64) {
-    let machines = RigSpec {
+    let hardware = Hardware {
         hosts: made.hosts,
         disks: made.disks,
         disk_bytes: 1 << 30,
         disk: DiskProfile::NVME,
         net: NetProfile::GBIT_25,
     };
-    let rig = Rig::new(history, machines, Trace::new(false));
-    let found = if made.ideal {
-        let storage = IdealStorage::new(rig.executor(), made.hosts, history);
-        play_on(&rig, history, made, storage)
+    let machines = Machines::new(history, hardware, Trace::new(false));
+    let found = if made.on_reference {
+        let storage = ReferenceStorage::new(machines.executor(), made.hosts, history);
+        play_on(&machines, history, made, storage)
     } else {
         let storage = RealStorage::new(16 << 20).destaging(0, Nanos::from_ms(20));
-        play_on(&rig, history, made, storage.checkpointing(16 << 10))
+        play_on(&machines, history, made, storage.checkpointing(16 << 10))
     };
-    let faults = rig.faults().total();
-    rig.shutdown();
+    let faults = machines.faults().total();
+    machines.shutdown();
     (found, faults)
 }
 
-fn play_on<T: Storage>(rig: &Rig, history: u64, made: Made, storage: T) -> Vec<Seen> {
+fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T) -> Vec<Seen> {
     let policy = Policy {
         failures_to_tolerate: made.copies as u8 - 1,
         stripe_width: made.legs,
@@ -111,9 +112,9 @@ fn play_on<T: Storage>(rig: &Rig, history: u64, made: Made, storage: T) -> Vec<S
         plan.event_every = Nanos::from_secs(2);
         plan.net = NetRates { lost: 300, delayed: 1_000, ..NetRates::default() };
     }
-    let cluster = Cluster::new(rig.clone(), spec, storage);
+    let cluster = Cluster::new(machines.clone(), spec, storage);
     let limit = Nanos::from_secs(600);
-    rig.executor().block_on(limit, cluster.clone().run(plan)).expect("it ends");
+    machines.executor().block_on(limit, cluster.clone().run(plan)).expect("it ends");
     cluster.judge();
     assert_eq!(cluster.violations(), [""; 0], "history {history}, {made:?}");
     let book = &cluster.books()[0];

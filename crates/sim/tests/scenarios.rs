@@ -1,6 +1,6 @@
-//! Every story in `scenarios/` goes as it is told there. `ATOLL_REGENERATE=1` writes what happens
-//! now below the line; the change is then read in review. `ATOLL_STORY=disk` plays those whose
-//! names contain it.
+//! Every scenario in `scenarios/` goes as it is told there. `ATOLL_REGENERATE=1` writes what
+//! happens now below the line; the change is then read in review. `ATOLL_SCENARIO=disk` plays
+//! those whose names contain it.
 
 #![allow(clippy::disallowed_methods, reason = "a test that reads files")]
 
@@ -27,11 +27,11 @@ const MAY_MISS: &[&str] = &[
     "directory",
     "trap",
 ];
-/// ... and how a story shows that something did.
+/// ... and how a scenario shows that something did.
 const SHOWS: &[&str] = &["reached", "passed", "expect"];
 
 #[test]
-fn stories_go_as_they_are_told() {
+fn scenarios_go_as_they_are_told() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
     let mut files: Vec<_> = std::fs::read_dir(&dir)
         .expect("there")
@@ -39,9 +39,9 @@ fn stories_go_as_they_are_told() {
         .filter(|p| p.is_file())
         .collect();
     files.sort();
-    assert!(files.len() >= 5, "{} stories", files.len());
+    assert!(files.len() >= 5, "{} scenarios", files.len());
     let regenerate = std::env::var_os("ATOLL_REGENERATE").is_some();
-    if let Ok(part) = std::env::var("ATOLL_STORY") {
+    if let Ok(part) = std::env::var("ATOLL_SCENARIO") {
         files.retain(|f| f.to_string_lossy().contains(&part));
     }
     // Each is a world of its own; together they are the longest test there is.
@@ -58,7 +58,7 @@ fn stories_go_as_they_are_told() {
     assert!(wrong.is_empty(), "{}\n(ATOLL_REGENERATE=1 accepts)", wrong.join("\n"));
 }
 
-/// What is wrong with a story, if anything is.
+/// What is wrong with a scenario, if anything is.
 fn goes_wrong(file: &Path, regenerate: bool) -> Option<String> {
     let name = file.file_name().expect("a file").to_string_lossy().into_owned();
     let text = std::fs::read_to_string(file).expect("text");

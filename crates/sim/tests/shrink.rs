@@ -1,13 +1,13 @@
 //! Shrinking, with a violation that the test makes up: what is left is what it was made of.
 
+use atoll_sim::fault::FaultSubset;
 use atoll_sim::fault::{FaultKind, FaultSet};
-use atoll_sim::part::Part;
 use atoll_sim::run::{Options, Outcome, run_one};
 use atoll_sim::shrink::{faults_of, shrink};
 
 /// Small runs on the store without disks: the shrinking is what is tested.
 fn options() -> Options {
-    Options { ops: 40, ideal_store: true, ..Options::default() }
+    Options { ops: 40, reference_store: true, ..Options::default() }
 }
 
 /// The same run with a violation if that is so.
@@ -101,7 +101,7 @@ fn what_is_left_out_does_not_shift_what_stays() {
     let seed = seed(0, |o| paused(o) && o.events.len() > 5);
     let whole = run_one(seed, &options());
     let without = FaultSet::NONE.with(FaultKind::LongPause);
-    let part = Part { without, ..Part::default() };
+    let part = FaultSubset { without, ..FaultSubset::default() };
     let less = run_one(seed, &Options { part, ..options() });
     let left = whole.events.iter().filter(|e| e.kind != FaultKind::LongPause);
     for (a, b) in left.zip(&less.events) {
@@ -110,7 +110,10 @@ fn what_is_left_out_does_not_shift_what_stays() {
     assert_eq!(whole.hash, run_one(seed, &options()).hash);
     let muted = run_one(
         seed,
-        &Options { part: Part { until: whole.effects[0].0, ..Part::default() }, ..options() },
+        &Options {
+            part: FaultSubset { until: whole.effects[0].0, ..FaultSubset::default() },
+            ..options()
+        },
     );
     assert!(muted.virtual_time < whole.virtual_time);
 }

@@ -1,15 +1,15 @@
-//! The same story with its fault at one moment after another: what a single story meets by luck.
+//! The same scenario with its fault at one moment after another: what a single one meets by luck.
 
 use std::fmt::Write;
 
-/// Plays a story; a violation fails the test. Returns what was told.
-fn play(what: &str, story: &str) -> String {
-    let told = atoll_sim::scenario::play(story).unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(!told.contains("VIOLATION"), "{what}:\n{story}----\n{told}");
+/// Plays a scenario; a violation fails the test. Returns what was told.
+fn play(what: &str, scenario: &str) -> String {
+    let told = atoll_sim::scenario::play(scenario).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(!told.contains("VIOLATION"), "{what}:\n{scenario}----\n{told}");
     told
 }
 
-/// How often a fault had its effect, where a story says so with `tell`.
+/// How often a fault had its effect, where a scenario says so with `tell`.
 fn told_of(told: &str, fault: &str) -> u64 {
     let line = told.lines().rfind(|l| l.contains(&format!("{fault}: "))).expect("told");
     let count = line.rsplit(": ").next().and_then(|n| n.strip_suffix(" times"));
@@ -41,7 +41,7 @@ fn crash_sweep(state: &str, victim: &str, before: &str, during: &str, polls: &[u
     let mut reached = 0;
     for (i, n) in polls.iter().enumerate() {
         let power = if i % 2 == 1 { "power=yes" } else { "" };
-        let story = format!(
+        let scenario = format!(
             "cluster hosts=3 seed={n}
             {START}
             {before}
@@ -54,7 +54,7 @@ fn crash_sweep(state: &str, victim: &str, before: &str, during: &str, polls: &[u
             write v0 via=h1 at=8KiB len=4KiB within=10s
             healthy within=60s"
         );
-        let told = play(&format!("{state}: {victim} dies after {n} steps"), &story);
+        let told = play(&format!("{state}: {victim} dies after {n} steps"), &scenario);
         reached += told_of(&told, "kill-at-await");
     }
     assert!(reached * 4 >= polls.len() as u64 * 3, "{state}: only {reached} of {}", polls.len());
@@ -110,7 +110,7 @@ fn a_crash_of_the_owner_at_any_step_of_a_change_of_its_members_loses_nothing() {
 fn a_power_loss_of_all_hosts_at_any_moment_and_again_in_recovery_loses_nothing() {
     let mut lost = 0;
     for n in 0..24u64 {
-        let story = format!(
+        let scenario = format!(
             "cluster hosts=3 seed={n}
             {START}
             load v0 via=h0 pause_ms=2
@@ -135,7 +135,7 @@ fn a_power_loss_of_all_hosts_at_any_moment_and_again_in_recovery_loses_nothing()
             5 + n * n * 17,
             n % 3,
         );
-        let told = play(&format!("moment {n}"), &story);
+        let told = play(&format!("moment {n}"), &scenario);
         lost += told_of(&told, "unflushed-lost");
     }
     assert!(lost > 0, "no unflushed write was lost");
@@ -151,7 +151,7 @@ fn writes_of_an_old_owner_are_refused_by_the_members() {
     };
     let before = refused();
     for seed in 0..16u64 {
-        let story = format!(
+        let scenario = format!(
             "cluster hosts=3 seed={seed}
             {START}
             load v0 via=h0 pause_ms=1
@@ -162,7 +162,7 @@ fn writes_of_an_old_owner_are_refused_by_the_members() {
             expect h0 owner-stopped within=10s
             healthy within=60s"
         );
-        play(&format!("seed {seed}"), &story);
+        play(&format!("seed {seed}"), &scenario);
     }
     assert!(refused() > before, "no write of the old owner came to a member");
 }
@@ -171,7 +171,7 @@ fn writes_of_an_old_owner_are_refused_by_the_members() {
 #[test]
 fn a_crash_loop_leaves_room_for_progress() {
     for seed in 0..4u64 {
-        let mut story = format!(
+        let mut scenario = format!(
             "cluster hosts=3 seed={seed}
             {START}
             load v0 via=h2"
@@ -181,7 +181,7 @@ fn a_crash_loop_leaves_room_for_progress() {
             let host = (seed * 7 + n * n * 5 + n) % 3;
             let (down, other) = (200 + n * 40 % 800, (host + 1) % 3);
             write!(
-                story,
+                scenario,
                 "
                 kill h{host}
                 begin write v0 via=h{other} at={}KiB len=4KiB within=10s
@@ -192,8 +192,8 @@ fn a_crash_loop_leaves_room_for_progress() {
             )
             .expect("to a string");
         }
-        story += "\nhealthy within=60s\nread v0 via=h0 at=0 len=1MiB within=2s";
-        let told = play(&format!("seed {seed}"), &story);
+        scenario += "\nhealthy within=60s\nread v0 via=h0 at=0 len=1MiB within=2s";
+        let told = play(&format!("seed {seed}"), &scenario);
         let done = told.lines().filter(|l| l.contains("begin") || l.contains(": done")).count();
         assert!(done > 5, "seed {seed}: no progress between the kills\n{told}");
         let copies = times_told(&told, "resync-started");

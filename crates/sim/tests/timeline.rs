@@ -62,7 +62,7 @@ fn a_page_shows_all_hosts_and_all_faults_of_the_run() {
 
 #[test]
 fn what_was_found_is_shown_as_violated_and_cannot_change_the_page() {
-    let options = Options { ops: 30, ideal_store: true, trace: true, ..Options::default() };
+    let options = Options { ops: 30, reference_store: true, trace: true, ..Options::default() };
     let mut outcome = run_one(1, &options);
     outcome.violations.push("volume v0: copy on h1 of </script><b> shows nothing".into());
     outcome.lines.last_mut().unwrap().text = "@DATA@ </table>".into();

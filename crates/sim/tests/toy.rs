@@ -4,8 +4,8 @@
 use atoll_sim::disk::{DiskProfile, SimDisk};
 use atoll_sim::executor::LifeId;
 use atoll_sim::fault::{FaultKind, FaultSet, Plan};
+use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
-use atoll_sim::rig::{Rig, RigSpec};
 use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
 use atoll_sim::workload::{Book, Mix};
@@ -128,19 +128,19 @@ impl Volume for Toy {
 
 /// Ok(hash) or what was found.
 fn run(seed: u64, careless: Careless, faults: FaultSet) -> Result<u64, String> {
-    let spec = RigSpec {
+    let spec = Hardware {
         hosts: 1,
         disks: 1,
         disk_bytes: 16 << 20,
         disk: DiskProfile::NVME,
         net: NetProfile::GBIT_25,
     };
-    let rig = Rig::new(seed, spec, Trace::new(false));
-    let book = Book::new(rig.executor(), SIZE, 150);
+    let machines = Machines::new(seed, spec, Trace::new(false));
+    let book = Book::new(machines.executor(), SIZE, 150);
     let mut rng = Rng::named(seed, "workload");
     let mix = Mix { pause: (Nanos::from_us(10), Nanos::from_ms(2)), ..Mix::of(&mut rng) };
     let of_boot = book.clone();
-    rig.set_boot(move |_, disks, world| {
+    machines.set_boot(move |_, disks, world| {
         let (w, book) = (world.clone(), of_boot.clone());
         world.spawn(async move {
             let toy = Toy::open(disks[0].clone(), careless).await;
@@ -157,11 +157,11 @@ fn run(seed: u64, careless: Careless, faults: FaultSet) -> Result<u64, String> {
         plan.medium.lost = 5_000;
         plan.medium.misdirected_write = 5_000;
     }
-    rig.set_rates(&plan);
-    rig.start(0);
-    rig.executor().spawn(LifeId::HARNESS, rig.clone().befall(plan));
-    let (b, r) = (book.clone(), rig.clone());
-    let end = rig.executor().block_on(Nanos::from_secs(4000), async move {
+    machines.set_rates(&plan);
+    machines.start(0);
+    machines.executor().spawn(LifeId::HARNESS, machines.clone().befall(plan));
+    let (b, r) = (book.clone(), machines.clone());
+    let end = machines.executor().block_on(Nanos::from_secs(4000), async move {
         while !b.is_over() || b.running() > 0 {
             let ex = r.executor();
             ex.sleep_until(ex.now() + Nanos::from_ms(50)).await;
@@ -173,8 +173,8 @@ fn run(seed: u64, careless: Careless, faults: FaultSet) -> Result<u64, String> {
         let toy = Toy::open(disk, Careless::No).await;
         b.read(&toy, 9999, 0, (SIZE / 512) as u32).await.map(|_| ())
     });
-    let hash = rig.executor().trace().hash();
-    rig.shutdown();
+    let hash = machines.executor().trace().hash();
+    machines.shutdown();
     end.map_err(|s| format!("{s:?}"))?.map_err(|e| e.to_string())?;
     if let Some(wrong) = book.wrong().first() {
         return Err(wrong.clone());

@@ -5,8 +5,8 @@
 use atoll_node::{EventMark, Node, NodeConfig};
 use atoll_sim::cluster::{host_id, node_config};
 use atoll_sim::disk::DiskProfile;
+use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
-use atoll_sim::rig::{Rig, RigSpec};
 use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
@@ -25,7 +25,7 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 
 #[derive(Clone)]
 struct Hosts {
-    rig: Rig,
+    machines: Machines,
     nodes: Rc<RefCell<Vec<Option<Host>>>>,
 }
 
@@ -35,27 +35,29 @@ fn config(machine: u16) -> NodeConfig {
 
 impl Hosts {
     fn new(seed: u64) -> Self {
-        let spec = RigSpec {
+        let spec = Hardware {
             hosts: 3,
             disks: 1,
             disk_bytes: 1 << 30,
             disk: DiskProfile::NVME,
             net: NetProfile::GBIT_25,
         };
-        let rig = Rig::new(seed, spec, Trace::of(&[]));
+        let machines = Machines::new(seed, spec, Trace::of(&[]));
         let nodes: Rc<RefCell<Vec<Option<Host>>>> = Rc::new(RefCell::new(vec![None, None, None]));
         let all = nodes.clone();
-        rig.set_boot(move |machine, _, world| {
-            let node = Node::start(world, config(machine), Vec::new());
+        let rigs = machines.clone();
+        machines.set_boot(move |machine, _, world| {
+            let kept = rigs.events(machine).open(host_id(machine.min(1)));
+            let node = Node::start(world, config(machine), Vec::new(), kept);
             all.borrow_mut()[usize::from(machine)] = Some(node);
         });
         let all = nodes.clone();
-        rig.set_death(move |machine| {
+        machines.set_death(move |machine| {
             if let Some(node) = all.borrow_mut()[usize::from(machine)].take() {
                 node.dissolve();
             }
         });
-        Self { rig, nodes }
+        Self { machines, nodes }
     }
 
     fn node(&self, machine: usize) -> Host {
@@ -71,12 +73,12 @@ impl Hosts {
     }
 
     async fn wait(&self, span: Nanos) {
-        let executor = self.rig.executor();
+        let executor = self.machines.executor();
         executor.sleep_until(executor.now() + span).await;
     }
 
     async fn start(&self, machine: u16) {
-        self.rig.start(machine);
+        self.machines.start(machine);
         self.wait(SETTLED).await;
     }
 }
@@ -84,8 +86,8 @@ impl Hosts {
 fn with<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Hosts) -> F + 'static) {
     let hosts = Hosts::new(seed);
     let main = test(hosts.clone());
-    hosts.rig.executor().block_on(TEST_MAX, main).expect("comes to its end");
-    hosts.rig.shutdown();
+    hosts.machines.executor().block_on(TEST_MAX, main).expect("comes to its end");
+    hosts.machines.shutdown();
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn a_copy_is_refused_while_the_host_lives_and_both_are_told() {
         assert!(!hosts.has_ended(1), "the copy has ended the host");
         assert!(hosts.said(1, "copy-refused") && hosts.said(2, "host-twice"));
         // It is tried again, as a service manager does.
-        hosts.rig.kill(2, false);
+        hosts.machines.kill(2, false);
         hosts.start(2).await;
         assert!(hosts.has_ended(2) && !hosts.has_ended(1));
         assert!(hosts.node(0).is_alive(host_id(1)));
@@ -112,26 +114,27 @@ fn the_later_one_has_the_identity_of_a_host_that_cannot_be_reached() {
         with(2, move |hosts| async move {
             hosts.start(0).await;
             hosts.start(1).await;
-            let (rig, directory) = (hosts.rig.clone(), hosts.rig.directory().clone());
+            let (machines, directory) =
+                (hosts.machines.clone(), hosts.machines.directory().clone());
             if paused {
-                rig.pause(1);
+                machines.pause(1);
             } else {
-                rig.isolate(1, true);
+                machines.isolate(1, true);
                 directory.set_cut(1, true);
             }
             hosts.start(2).await;
             assert!(hosts.node(2).is_published() && hosts.said(2, "host-moved"));
             if paused {
-                rig.resume(1);
+                machines.resume(1);
             } else {
-                rig.isolate(1, false);
+                machines.isolate(1, false);
                 directory.set_cut(1, false);
             }
             hosts.wait(SETTLED).await;
             assert!(hosts.has_ended(1), "two processes live as one host (paused: {paused})");
             assert!(!hosts.has_ended(2), "nobody lives as the host (paused: {paused})");
             // What was first is the newcomer now.
-            rig.kill(1, false);
+            machines.kill(1, false);
             hosts.start(1).await;
             assert!(hosts.has_ended(1) && !hosts.has_ended(2));
         });
@@ -144,8 +147,8 @@ fn a_restart_is_no_other_life_and_takes_no_time() {
         hosts.start(0).await;
         hosts.start(1).await;
         for power_lost in [false, true] {
-            hosts.rig.kill(1, power_lost);
-            hosts.rig.start(1);
+            hosts.machines.kill(1, power_lost);
+            hosts.machines.start(1);
             hosts.wait(Nanos::from_secs(1)).await;
             assert!(hosts.node(1).is_published() && !hosts.has_ended(1));
             assert!(!hosts.said(1, "host-moved"));
@@ -160,10 +163,10 @@ fn two_that_cannot_see_each_other_are_told_by_a_third() {
     with(4, |hosts| async move {
         hosts.start(0).await;
         hosts.start(1).await;
-        let (rig, directory) = (hosts.rig.clone(), hosts.rig.directory().clone());
+        let (machines, directory) = (hosts.machines.clone(), hosts.machines.directory().clone());
         directory.set_cut(1, true);
         for (from, to) in [(1, 2), (2, 1)] {
-            rig.fabric().set_cut(from, to, true);
+            machines.fabric().set_cut(from, to, true);
         }
         hosts.start(2).await;
         assert!(!hosts.has_ended(1) && !hosts.has_ended(2), "neither can know");
@@ -179,32 +182,33 @@ fn whatever_happens_at_most_one_of_two_goes_on() {
     for seed in 0..40 {
         with(seed, move |hosts| async move {
             let mut rng = Rng::named(seed, "twins");
-            let (rig, directory) = (hosts.rig.clone(), hosts.rig.directory().clone());
-            (0..3).for_each(|machine| rig.start(machine));
+            let (machines, directory) =
+                (hosts.machines.clone(), hosts.machines.directory().clone());
+            (0..3).for_each(|machine| machines.start(machine));
             for _ in 0..30 {
                 let machine = 1 + (rng.next() % 2) as u16;
                 match rng.next() % 7 {
-                    0 => rig.kill(machine, rng.next().is_multiple_of(2)),
-                    1 => rig.pause(machine),
-                    2 => rig.isolate(machine, true),
+                    0 => machines.kill(machine, rng.next().is_multiple_of(2)),
+                    1 => machines.pause(machine),
+                    2 => machines.isolate(machine, true),
                     3 => directory.set_cut(machine, true),
                     4 => directory.set_down(rng.next().is_multiple_of(2)),
-                    5 => rig.resume(machine),
+                    5 => machines.resume(machine),
                     _ => {
-                        rig.isolate(machine, false);
+                        machines.isolate(machine, false);
                         directory.set_cut(machine, false);
                     }
                 }
-                if !rig.is_up(machine) {
-                    rig.start(machine);
+                if !machines.is_up(machine) {
+                    machines.start(machine);
                 }
                 hosts.wait(Nanos::from_ms(rng.next() % 8_000)).await;
             }
             directory.set_down(false);
             for machine in 1..3 {
-                rig.isolate(machine, false);
+                machines.isolate(machine, false);
                 directory.set_cut(machine, false);
-                rig.resume(machine);
+                machines.resume(machine);
             }
             hosts.wait(SETTLED).await;
             let live = (1..3).filter(|&machine| !hosts.has_ended(machine)).count();
@@ -212,7 +216,7 @@ fn whatever_happens_at_most_one_of_two_goes_on() {
             // Whoever is started now finds one that lives, or is the only one.
             for machine in 1..3 {
                 if hosts.has_ended(usize::from(machine)) {
-                    rig.kill(machine, false);
+                    machines.kill(machine, false);
                     hosts.start(machine).await;
                 }
             }

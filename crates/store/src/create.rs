@@ -5,6 +5,7 @@
 //! never a group that half exists. The log, journal and checkpoint areas are written with zeros,
 //! so that on a file their later durable writes change no file-system metadata.
 
+use crate::geometry::geometry;
 use crate::label::{Inspection, inspect};
 use crate::limits;
 use atoll_format::chunk::CheckpointHead;
@@ -160,6 +161,8 @@ pub async fn format_group<W: World>(
         refuse_unfit(device, disk).await?;
     }
     let labels = plan(world, disks, &spec)?;
+    let opens = geometry(&labels).map(drop);
+    assert!(opens.is_ok(), "a group is made that could not be opened: {opens:?}");
     refuse_same(disks, &labels).await?;
     for (device, (disk, label)) in disks.iter().zip(&labels).enumerate() {
         let io = |e: std::io::Error| FormatError::Io { device, why: e.to_string() };
@@ -174,8 +177,7 @@ pub async fn format_group<W: World>(
     Ok(GroupLabel { disks: labels })
 }
 
-async fn refuse_unfit<D: Disk>(device: usize, disk: &D) -> Result<(), FormatError> {
-    let len_bytes = disk.len_bytes();
+fn refuse_len(device: usize, len_bytes: u64) -> Result<(), FormatError> {
     if len_bytes < limits::DEVICE_MIN {
         let min_bytes = limits::DEVICE_MIN;
         return Err(FormatError::TooSmall { device, len_bytes, min_bytes });
@@ -183,6 +185,11 @@ async fn refuse_unfit<D: Disk>(device: usize, disk: &D) -> Result<(), FormatErro
     if len_bytes >= limits::DEVICE_END {
         return Err(FormatError::TooLarge { device, len_bytes });
     }
+    Ok(())
+}
+
+async fn refuse_unfit<D: Disk>(device: usize, disk: &D) -> Result<(), FormatError> {
+    refuse_len(device, disk.len_bytes())?;
     let found = inspect(disk).await.map_err(|e| FormatError::Io { device, why: e.to_string() })?;
     match found {
         Inspection::Empty => Ok(()),
@@ -229,6 +236,10 @@ fn plan<W: World>(
     let salt = world.random();
     let single = spec.shape == Shape::SingleTier;
     let lens: Vec<u64> = disks.iter().map(|d| d.len_bytes() / CHUNK * CHUNK).collect();
+    // It may have grown or shrunk since it was looked at.
+    for (device, &len) in lens.iter().enumerate() {
+        refuse_len(device, len)?;
+    }
     let capacity_bytes: u64 = if single { lens[0] } else { lens[1..].iter().sum() };
     let slots_bound = capacity_bytes / CHUNK;
     let entries_max = limits::entries_for(slots_bound).min(u64::from(u32::MAX)) as u32;
@@ -260,6 +271,8 @@ fn plan<W: World>(
             layout.add(RegionKind::Pages, pages.next_multiple_of(CHUNK));
             layout.add(RegionKind::Slots, u64::from(slots) * CHUNK);
         }
+        let end = len - SECOND_FROM_END;
+        assert!(layout.at <= end, "the regions end at {}, the second label is at {end}", layout.at);
         labels.push(Superblock {
             compat: 0,
             ro_compat: 0,
@@ -291,6 +304,9 @@ struct Layout {
 
 impl Layout {
     fn add(&mut self, kind: RegionKind, len: u64) {
+        assert!(len > 0 && len.is_multiple_of(CHUNK), "a {} of {len} bytes", kind.name());
+        let behind = self.regions.last().is_none_or(|last| last.end() <= self.at);
+        assert!(behind && self.at >= CHUNK, "the {} lies over what is before it", kind.name());
         self.regions.push(Region { kind, at: self.at, len });
         self.at = (self.at + len).next_multiple_of(CHUNK);
     }
@@ -338,6 +354,8 @@ fn log_size(
     while segment > limits::SEGMENT_MIN && segment > wanted {
         segment /= 2;
     }
+    let segments = log_bytes / segment;
+    assert!(segments >= limits::SEGMENTS_MIN, "a log of {segments} segments of {segment}");
     Ok((segment, log_bytes / segment * segment))
 }
 
@@ -353,12 +371,14 @@ async fn write_areas<D: Disk>(disk: &D, label: &Superblock) -> std::io::Result<(
         if !prewritten {
             continue;
         }
+        assert!(region.end() <= label.second_at(), "{region:?} covers the second label");
         let mut at = region.at;
         while at < region.end() {
             let len = CHUNK.min(region.end() - at);
             disk.write(at, vec![Buf::zeros(len as usize)], Durability::Volatile).await?;
             at += len;
         }
+        assert!(at == region.end(), "zeros up to {at} of {region:?}");
     }
     let Some(log) = label.region(RegionKind::Log) else { return Ok(()) };
     // Segment 0 is never written, so that 0 can mean "before the first": the first is 1.
@@ -398,6 +418,8 @@ async fn write_areas<D: Disk>(disk: &D, label: &Superblock) -> std::io::Result<(
 /// Writes both copies of a label, the second one first: whoever finds the first finds both.
 pub(crate) async fn write_labels<D: Disk>(disk: &D, label: &Superblock) -> std::io::Result<()> {
     for at in [label.second_at(), 0] {
+        let again = Superblock::decode(&label.encode(at), at);
+        assert!(again.as_ref() == Ok(label), "a label is written that cannot be read: {again:?}");
         disk.write(at, vec![Buf::copy_from(&label.encode(at))], Durability::Durable).await?;
     }
     disk.flush().await

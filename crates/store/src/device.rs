@@ -1,13 +1,14 @@
 //! One device of a group: every request has a deadline, and a device that failed stays failed.
 //!
-//! A failed write or flush leaves nothing known of unflushed data, so neither is ever tried again
-//! (`reliability.md` 6.9). A failed read is the caller's to judge, as long as the device's label
-//! can be read: damage is of a place, and a device that gives nothing at all is not damaged, but
-//! gone.
+//! A failed write or flush leaves nothing known of unflushed data, so neither is ever tried again:
+//! a flush that is tried again may succeed although what was cached is lost. A failed read is the
+//! caller's to judge, as long as the device's label can be read: damage is of a place, and a device
+//! that gives nothing at all is not damaged, but gone.
 //! A request that does not come back in time fails the device; its late completion is ignored,
 //! because its future is dropped and its buffers belong to the world.
 
-use crate::ahead::{Ahead, Found};
+use crate::limits;
+use crate::readahead::buffer::{Buffered, ReadaheadBuffer};
 use atoll_format::superblock::SECOND_FROM_END;
 use atoll_format::units::{BLOCK, CHUNK, iec};
 use atoll_world::sync::Notify;
@@ -26,7 +27,7 @@ pub(crate) enum DeviceError {
 }
 
 /// See the file. Clones are the same device.
-pub(crate) struct Device<W: World>(Rc<Inner<W>>);
+pub(crate) struct Device<W: World>(Rc<DeviceState<W>>);
 
 impl<W: World> Clone for Device<W> {
     fn clone(&self) -> Self {
@@ -34,7 +35,7 @@ impl<W: World> Clone for Device<W> {
     }
 }
 
-struct Inner<W: World> {
+struct DeviceState<W: World> {
     world: W,
     disk: W::Disk,
     name: String,
@@ -51,7 +52,9 @@ struct Inner<W: World> {
     quick: Cell<u64>,
     slow: Cell<u64>,
     slow_told: Cell<bool>,
-    ahead: RefCell<Ahead>,
+    readahead: RefCell<ReadaheadBuffer>,
+    /// Pauses that are left to [`Device::read_patiently`].
+    pauses_left: Cell<u32>,
 }
 
 impl<W: World> Device<W> {
@@ -62,7 +65,7 @@ impl<W: World> Device<W> {
         deadline: Nanos,
         changed: Notify,
     ) -> Self {
-        Self(Rc::new(Inner {
+        Self(Rc::new(DeviceState {
             world,
             disk,
             name,
@@ -75,7 +78,8 @@ impl<W: World> Device<W> {
             quick: Cell::new(0),
             slow: Cell::new(0),
             slow_told: Cell::new(false),
-            ahead: RefCell::default(),
+            readahead: RefCell::default(),
+            pauses_left: Cell::new(limits::READ_PAUSES_MAX),
         }))
     }
 
@@ -119,7 +123,9 @@ impl<W: World> Device<W> {
 
     /// Whether it failed by giving no answer, rather than by refusing a write.
     pub(crate) fn is_gone(&self) -> bool {
-        self.0.gone.get()
+        let gone = self.0.gone.get();
+        assert!(!gone || self.0.failed.borrow().is_some(), "gone, and in use: {}", self.0.name);
+        gone
     }
 
     /// Whether either copy of its label can be read, whatever it says.
@@ -149,6 +155,7 @@ impl<W: World> Device<W> {
     pub(crate) async fn read(&self, at: u64, len: u32) -> Result<Buf, DeviceError> {
         self.usable().await?;
         let inner = &*self.0;
+        assert!(len > 0 && u64::from(len).is_multiple_of(BLOCK), "{len} bytes are read at {at}");
         let by = inner.world.now() + inner.deadline;
         let begun = inner.world.stage(Stage::DiskRead);
         let request = pin!(inner.disk.read(at, len));
@@ -175,22 +182,49 @@ impl<W: World> Device<W> {
         }
     }
 
+    /// As [`Device::read`], for recovery: what the device does not give it may give a moment later,
+    /// and what stays unread counts as damaged, perhaps the last copy of it. None: not given
+    /// [`limits::READ_TRIES`] times, [`limits::READ_PAUSE`] apart while there are pauses left.
+    pub(crate) async fn read_patiently(
+        &self,
+        at: u64,
+        len: u32,
+    ) -> Result<Option<Buf>, DeviceError> {
+        for attempt in 0..limits::READ_TRIES {
+            let pauses_left = self.0.pauses_left.get();
+            if attempt > 0 && pauses_left > 0 {
+                self.0.pauses_left.set(pauses_left - 1);
+                self.0.world.sleep(limits::READ_PAUSE).await;
+            }
+            match self.read(at, len).await {
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(DeviceError::Read(_)) => {}
+                Err(failed) => return Err(failed),
+            }
+        }
+        Ok(None)
+    }
+
     /// What has been read ahead.
-    pub(crate) fn ahead(&self) -> RefMut<'_, Ahead> {
-        self.0.ahead.borrow_mut()
+    pub(crate) fn readahead(&self) -> RefMut<'_, ReadaheadBuffer> {
+        self.0.readahead.borrow_mut()
     }
 
     /// As [`Device::read`], or what has been read ahead. None: it is to be read.
-    pub(crate) async fn take_ahead(&self, at: u64, len: u32) -> Result<Option<Buf>, DeviceError> {
-        if self.ahead().is_empty() {
+    pub(crate) async fn take_readahead(
+        &self,
+        at: u64,
+        len: u32,
+    ) -> Result<Option<Buf>, DeviceError> {
+        if self.readahead().is_empty() {
             return Ok(None);
         }
         self.usable().await?;
-        let found = self.ahead().take(at, len);
-        let Found::Reading(ended) = found else { return Ok(found.bytes()) };
+        let found = self.readahead().take(at, len);
+        let Buffered::Reading(ended) = found else { return Ok(found.bytes()) };
         ended.notified().await;
         self.usable().await?;
-        let found = self.ahead().take(at, len);
+        let found = self.readahead().take(at, len);
         Ok(found.bytes())
     }
 
@@ -203,11 +237,15 @@ impl<W: World> Device<W> {
         self.usable().await?;
         let inner = &*self.0;
         let begun = inner.world.now();
-        let len = data.iter().map(|piece| piece.len() as u64).sum();
-        self.ahead().written(at, len);
+        let len: u64 = data.iter().map(|piece| piece.len() as u64).sum();
+        assert!(
+            at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && len > 0,
+            "whole blocks are written, not {len} bytes at {at}"
+        );
+        self.readahead().written(at, len);
         let request = pin!(inner.disk.write(at, data, durability));
         let done = inner.world.timeout_at(begun + inner.deadline, request).await;
-        self.ahead().written(at, len);
+        self.readahead().written(at, len);
         match done {
             Ok(Ok(())) => self.usable().await?,
             done => Box::pin(self.judge(&format!("write at {at}"), done)).await?,
@@ -237,16 +275,17 @@ impl<W: World> Device<W> {
         let why = match done {
             // Failed while this request was under way: what it says no longer counts.
             Ok(Ok(())) => return self.usable().await,
-            Ok(Err(_)) if mutant!("device.write_error_ignored") && what != "flush" => return Ok(()),
-            Ok(Err(_)) if mutant!("device.flush_error_ignored") && what == "flush" => return Ok(()),
+            Ok(Err(_)) if is_error_ignored(what) => return Ok(()),
             Ok(Err(e)) => {
                 self.0.errors.set(self.0.errors.get() + 1);
                 let why = format!("{what} failed: {e}");
                 // At once: nothing that comes after may rely on what this one was to write.
                 let first = self.0.failed.borrow().is_none();
-                self.0.probing.set(first);
+                assert!(!first || !self.0.probing.get(), "{} failed before it did", self.0.name);
                 let failed = self.fail(&why);
+                // Another error does not end the probe of the first.
                 if first {
+                    self.0.probing.set(true);
                     self.0.gone.set(!Box::pin(self.answers()).await);
                     self.0.probing.set(false);
                     self.0.changed.notify_all();
@@ -285,5 +324,13 @@ impl<W: World> Device<W> {
             return None;
         }
         Some(format!("{}: writes take {}, before {}", inner.name, Nanos(quick), Nanos(slow)))
+    }
+}
+
+/// The flaws of a device whose errors are not believed.
+fn is_error_ignored(what: &str) -> bool {
+    match what {
+        "flush" => mutant!("device.flush_error_ignored"),
+        _ => mutant!("device.write_error_ignored"),
     }
 }

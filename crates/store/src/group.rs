@@ -2,16 +2,17 @@
 //!
 //! Invariant: no borrow of the state lives across an await.
 
-use crate::ahead::Streams;
 use crate::device::{Device, DeviceError};
-use crate::journal::JournalPosition;
 use crate::limits;
-use crate::log::LogQueue;
+use crate::log::queue::LogQueue;
+use crate::metadata::journal::JournalPosition;
+use crate::readahead::stream::StreamDetector;
 use crate::state::State;
+use crate::state::pace::DestageStart;
 use atoll_format::id::GroupId;
 use atoll_world::components::{StoreError, StoreEvent};
 use atoll_world::sync::Notify;
-use atoll_world::{Nanos, World, sometimes};
+use atoll_world::{Buf, Nanos, World, sometimes};
 use std::cell::{Cell, RefCell};
 
 /// See the file.
@@ -21,7 +22,7 @@ pub(crate) struct Group<W: World> {
     pub devices: Vec<Device<W>>,
     pub state: RefCell<State>,
     /// Who reads in order.
-    pub streams: RefCell<Streams>,
+    pub streams: RefCell<StreamDetector>,
     pub queue: RefCell<LogQueue>,
     pub journal: RefCell<JournalPosition>,
     /// Why nothing works any more.
@@ -39,8 +40,7 @@ pub(crate) struct Group<W: World> {
     /// Close was called: no new operations, tasks end when they are done.
     pub closing: Cell<bool>,
     /// See [`crate::OpenSpec`].
-    pub destage_at: u8,
-    pub idle_destage: Nanos,
+    pub destage_start: DestageStart,
     pub checkpoint_at: u64,
     /// When a writer was last slowed by a full log.
     pub slowed_at: Cell<Option<Nanos>>,
@@ -53,18 +53,38 @@ pub(crate) struct Group<W: World> {
 }
 
 impl<W: World> Group<W> {
-    /// Now and then, in simulation: what does not add up ends the run where it began.
-    pub(crate) fn audit(&self, moment: &str) {
-        if self.world.audits()
-            && let Err(why) = self.state.borrow().audit()
-        {
-            panic!("{moment}: {why}");
-        }
+    /// Closed in order: nothing waits, and the checkpoint says all.
+    pub(crate) fn assert_at_rest(&self) {
+        let (queue, state) = (self.queue.borrow(), self.state.borrow());
+        let waiting = queue.items.len() + queue.in_flight.len();
+        assert!(waiting == 0, "closed while {waiting} operations wait for the log");
+        let used = self.journal.borrow().used;
+        assert!(used == 0, "closed without a checkpoint of {used} bytes of the journal");
+        let dirty = state.capacity.dirty_blocks();
+        assert!(
+            dirty == 0 && state.components.tombstones().is_empty(),
+            "closed while {dirty} blocks are dirty"
+        );
+        assert!(!self.writes_footer.get(), "closed while a footer is being written");
+        let saved = state.components.values().all(|c| c.is_saved() && c.unsaved_from.is_none());
+        assert!(saved, "closed while promises are in the log only");
     }
 
     /// The device of the log.
     pub(crate) fn log_device(&self) -> &Device<W> {
         &self.devices[0]
+    }
+
+    /// Reads from a device, and judges it if it fails.
+    ///
+    /// # Errors
+    /// See [`DeviceError`].
+    pub(crate) async fn read(&self, device: usize, at: u64, len: u32) -> Result<Buf, DeviceError> {
+        let result = self.devices[device].read(at, len).await;
+        if let Err(e) = &result {
+            self.device_failed(device, e);
+        }
+        result
     }
 
     /// Refuses calls to a store that has failed or is closed.
@@ -83,7 +103,7 @@ impl<W: World> Group<W> {
         let before = self.slowed_at.replace(Some(now));
         if before.is_none_or(|at| now.since(at) > limits::SLOWED_QUIET) {
             let mut state = self.state.borrow_mut();
-            let percent = u32::from(state.log_fill()) * 100 / 255;
+            let percent = u32::from(state.log.fill()) * 100 / 255;
             state.event(StoreEvent::LogFull(format!(
                 "the log is {percent} % full and writers are slowed: blocks come in faster than \
                  its disks take them from there"
@@ -132,7 +152,7 @@ impl<W: World> Group<W> {
         let Some(index) = state.geometry.capacity.iter().position(|c| c.device == device) else {
             return;
         };
-        if std::mem::replace(&mut state.capacity_failed[index], true) {
+        if !state.capacity.fail(index) {
             return;
         }
         state.event(StoreEvent::Failed(why.to_string()));
@@ -148,6 +168,12 @@ impl<W: World> Group<W> {
         for local in locals {
             state.lose(local);
         }
+        let mut there = state.components.values().filter(|c| usize::from(c.device) == index);
+        let all =
+            there.all(|c| c.is_lost() && c.log_share.blocks() == 0 && c.unsaved_from.is_some());
+        assert!(all, "{why}: a component of that device is not lost");
+        let dirty = state.capacity.dirty_chunks(index);
+        assert!(dirty == 0, "{dirty} chunks of a device that has failed are dirty");
         drop(state);
         self.mover_work.notify_all();
     }

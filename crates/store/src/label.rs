@@ -243,6 +243,16 @@ fn foreign_tail(tail: &[u8]) -> Option<&'static str> {
     None
 }
 
+/// What lies behind what is read would never be found.
+const _: () = {
+    let mut i = 0;
+    while i < HEAD_SIGNATURES.len() {
+        let (at, signature, _) = HEAD_SIGNATURES[i];
+        assert!(!signature.is_empty() && at + signature.len() <= HEAD as usize);
+        i += 1;
+    }
+    assert!(TAIL >= 128 << 10);
+};
 const _: () = assert!(MAGIC != 0 && TAIL.is_multiple_of(BLOCK) && HEAD.is_multiple_of(BLOCK));
 
 #[cfg(test)]

@@ -9,40 +9,42 @@
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `label`, `create`, `open` | what is on a device; making, opening and closing a group |
+//! | `limits`, `error`, `geometry`, `label` | bounds; what is on a device, and where |
+//! | `readahead` | finding the next bytes in memory |
+//! | `device` | requests to one device, with a deadline |
+//! | `state` | what memory knows, without I/O |
+//! | `log::queue`, `metadata::journal`, `group` | what the tasks of a store share |
+//! | `audit` | proof, in simulation, that the numbers are right |
+//! | `metadata`, `log`, `destage` | what is written, and in which order |
+//! | `block_reader`, `read`, `scrub`, `sizes` | looking at it |
 //! | `store` | the calls, their checks and their order |
-//! | `state`, `component`, `index`, `table`, `pages`, `space` | what memory knows |
-//! | `log`, `destage`, `journal`, `checkpoint` | what is written, and in which order |
-//! | `recover` | reading it back after any crash |
-//! | `read`, `ahead`, `scrub`, `check` | looking at it |
-//! | `device`, `sizes`, `group`, `limits` | devices and their deadlines, what is shared, bounds |
+//! | `create`, `recover`, `open`, `check` | making, recovering, opening and checking a group |
 
-mod ahead;
+mod audit;
+mod block_reader;
 mod check;
-mod checkpoint;
-mod component;
 mod create;
 mod destage;
 mod device;
+mod error;
+mod geometry;
 mod group;
-mod index;
-mod journal;
 mod label;
 pub mod limits;
 mod log;
+mod metadata;
 mod open;
-mod pages;
 mod read;
+mod readahead;
 mod recover;
 mod scrub;
 mod sizes;
-mod space;
 mod state;
 mod store;
-mod table;
 
 pub use check::{CheckReport, check};
 pub use create::{FormatError, FormatSpec, GroupLabel, format_group};
+pub use error::OpenError;
 pub use label::{Inspection, inspect, wipe};
-pub use open::{OpenError, OpenSpec};
+pub use open::OpenSpec;
 pub use store::Store;

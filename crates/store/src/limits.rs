@@ -49,7 +49,7 @@ pub const CLIENT_NUMBERS_MAX: u32 = 4_096;
 /// Operations above committed, per component: `OPS_IN_FLIGHT_MAX` of the format.
 pub const UNCOMMITTED_MAX: usize = atoll_format::units::OPS_IN_FLIGHT_MAX as usize;
 
-/// Metadata journal per TiB of capacity (`store.md` rule 16).
+/// Metadata journal per TiB of capacity.
 pub const JOURNAL_PER_TIB: u64 = 128 << 20;
 /// Smallest journal: four of its largest batches; 64 MiB on devices of 16 GiB and more.
 pub const JOURNAL_MIN: u64 = 16 << 20;
@@ -62,10 +62,10 @@ pub const ROUND_BLOCKS: usize = 2_048;
 pub const ROUND_CHUNKS: usize = ROUND_BLOCKS;
 /// A round takes all that begins within so many blocks of the log, and goes on behind these if that
 /// was little: what it takes is read together.
-pub const ROUND_SPAN: u32 = ROUND_BLOCKS as u32 - LAID_SPAN;
+pub const ROUND_SPAN: u32 = ROUND_BLOCKS as u32 - NOTE_SPAN;
 /// Blocks of a chunk that lie this close together in the log are noted once; at least twice what
 /// one operation brings.
-pub const LAID_SPAN: u32 = 2 * BLOCKS_PER_CHUNK;
+pub const NOTE_SPAN: u32 = 2 * BLOCKS_PER_CHUNK;
 /// Device requests of destage, scrub and checkpoint in flight.
 pub const BACKGROUND_DEPTH: usize = 16;
 /// Reads of destage in flight while guests write.
@@ -90,6 +90,15 @@ pub const READ_GAP_BLOCKS: u32 = 8;
 pub const READ_WASTE: u32 = 4;
 /// And up to so many blocks: what guests read or write behind one waits for 256 KiB.
 pub const READ_BLOCKS: u32 = 64;
+/// A block of the log that the device does not give is asked for so often by itself before destage
+/// takes it for bad: one read in 500 that fails where the medium is good would lose one block of a
+/// failed read of [`READ_BLOCKS`] in eight with one, and one in a billion with four.
+pub const READ_TRIES: u32 = 4;
+/// The pause before each but the first; in destage of a round, not of a block. Pages likewise.
+pub const READ_PAUSE: Nanos = Nanos::from_ms(100);
+/// Pauses that recovery makes for one device: a device with much damage holds the start of its
+/// group up by 10 s at most.
+pub const READ_PAUSES_MAX: u32 = 100;
 
 /// The log may be three eighths full before destage starts while guests write: bursts go to the log
 /// alone, and blocks that are overwritten soon never leave it. Of 255.
@@ -121,16 +130,16 @@ pub const STREAM_CANDIDATES: usize = 16;
 pub const IN_ORDER: u32 = 3;
 /// Blocks of the longest request that is helped: 256 KiB. Devices are about as fast with longer
 /// ones as they are with several.
-pub const AHEAD_REQUEST_MAX: u32 = 64;
+pub const READAHEAD_HELPED_MAX: u32 = 64;
 /// Blocks read ahead at first; then twice as many each time.
-pub const AHEAD_BLOCKS_FIRST: u32 = 16;
+pub const READAHEAD_BLOCKS_FIRST: u32 = 16;
 /// Blocks read ahead together at most: 512 KiB, of a fast device half a millisecond. The next are
 /// asked for when half of them are left.
-pub const AHEAD_BLOCKS: u32 = 128;
+pub const READAHEAD_BLOCKS: u32 = 128;
 /// Blocks of one request made ahead.
-pub const AHEAD_PART: u32 = AHEAD_REQUEST_MAX;
+pub const READAHEAD_REQUEST: u32 = READAHEAD_HELPED_MAX;
 /// Such requests, made or in memory, of one device: 4 MiB.
-pub const AHEAD_PARTS: usize = 16;
+pub const READAHEAD_REQUESTS: usize = 16;
 
 /// A device that does not answer for so long has failed.
 pub const IO_DEADLINE: Nanos = Nanos::from_secs(5);
@@ -167,7 +176,7 @@ pub const INDEX_ENTRY_BYTES: u64 = 16;
 pub const INDEX_BLOCK_BYTES: u64 = 2 * INDEX_ENTRY_BYTES;
 /// Bytes of memory of a note that a chunk has something at that place of the log; at most one for
 /// each block of it.
-pub const LAID_BYTES: u64 = 12;
+pub const NOTE_BYTES: u64 = 12;
 /// Bytes of memory of a chunk that has blocks in the log or dirty, beside those blocks: its entry
 /// in a tree whose nodes may be little more than half full.
 pub const HOT_CHUNK_BYTES: u64 = 272;
@@ -188,11 +197,11 @@ pub fn memory_max(capacity_bytes: u64, log_bytes: u64) -> u64 {
     chunks * (CHUNK_ENTRY_BYTES + HOT_CHUNK_BYTES)
         + per_tib(CACHE_PER_TIB).max(CACHE_DEFAULT_MIN)
         + per_tib(OVERLAY_PER_TIB).max(OVERLAY_MIN) * OVERLAY_ENTRY_BYTES
-        + log_bytes / BLOCK * (INDEX_BLOCK_BYTES + LAID_BYTES)
+        + log_bytes / BLOCK * (INDEX_BLOCK_BYTES + NOTE_BYTES)
         + (chunks + u64::from(pages_for(chunks as u32))) / 8
 }
 
-/// Slots kept back when the group is full (`store.md` rule 22): 1 %, 64 on ordinary devices.
+/// Slots kept back when the group is full: 1 %, 64 on ordinary devices.
 pub fn reserve_slots(slots: u32) -> u32 {
     (slots / 100).max((slots / 16).min(64))
 }
@@ -224,6 +233,17 @@ const _: () = {
     assert!(ROUND_BLOCKS >= BLOCKS_PER_CHUNK as usize);
     assert!(DEVICE_MIN > 16 * CHUNK + JOURNAL_MIN);
     assert!(JOURNAL_MIN >= 4 * atoll_format::chunk::JOURNAL_BATCH_MAX as u64);
+    // What an operation brings, and what lies less than this behind a note, is in one window.
+    assert!(NOTE_SPAN >= 2 * BLOCKS_PER_CHUNK && ROUND_SPAN > NOTE_SPAN);
+    // Bits of a client's numbers are written in words.
+    assert!(CLIENT_NUMBERS_MAX.is_multiple_of(64));
+    // One block's record in the journal, its chunk's and one of a whole chunk: half a batch.
+    assert!(ROUND_BLOCKS * 3 * 32 <= atoll_format::chunk::JOURNAL_BATCH_MAX / 2);
+    assert!(PLACED_BLOCKS * 4 >= BLOCKS_PER_CHUNK as usize);
+    assert!(
+        READAHEAD_REQUEST >= READAHEAD_HELPED_MAX && READAHEAD_BLOCKS_FIRST <= READAHEAD_BLOCKS
+    );
+    assert!(PACED_WRITES <= BACKGROUND_WRITES && PACED_DEPTH <= BACKGROUND_DEPTH);
 };
 
 #[cfg(test)]
@@ -234,8 +254,9 @@ mod tests {
     #[test]
     fn the_documented_figures_are_those_of_the_formula() {
         let text = include_str!("../../../docs/formats.md");
-        let tib = ("1 TiB with its default log (32 GiB): ", 1 << 40, 32 << 30);
-        let test = ("16 GiB of test disk with a log of 800 MiB: ", 16 << 30, 800 << 20);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let tib = ("1 TiB with its default log (32 GiB) takes ", 1 << 40, 32 << 30);
+        let test = ("16 GiB of test disk with a log of 800 MiB take ", 16 << 30, 800 << 20);
         for (what, capacity_bytes, log_bytes) in [tib, test] {
             let mib = memory_max(capacity_bytes, log_bytes).div_ceil(1 << 20);
             assert!(text.contains(&format!("{what}{mib} MiB")), "not '{what}{mib} MiB'");

@@ -1,20 +1,24 @@
 //! Opening and closing a store: the labels of its devices, recovery, its background tasks.
 
+use crate::audit::audit;
 use crate::create::write_labels;
+use crate::destage::mover;
 use crate::device::{Device, DeviceError};
+use crate::error::OpenError;
+use crate::geometry::{Geometry, geometry};
 use crate::group::Group;
 use crate::label::{Inspection, inspect};
 use crate::limits;
-use crate::log::LogQueue;
-use crate::recover::{self, Memory};
-use crate::state::{Capacity, Geometry};
+use crate::log::queue::LogQueue;
+use crate::log::writer;
+use crate::metadata::checkpoint;
+use crate::recover::{self, MemoryBudget};
+use crate::sizes;
+use crate::state::pace::DestageStart;
 use crate::store::Store;
-use crate::{checkpoint, destage, log, sizes};
-use atoll_format::id::{ClusterId, DiskId, GroupId};
-use atoll_format::superblock::{
-    INCOMPAT_PLACED, Region, RegionKind, Shape, Superblock, SuperblockError,
-};
-use atoll_format::units::{BLOCK, CHUNK, iec};
+use atoll_format::id::ClusterId;
+use atoll_format::superblock::Superblock;
+use atoll_format::units::BLOCK;
 use atoll_world::sync::Notify;
 use atoll_world::{Disk, Nanos, World, mutant, sometimes};
 use std::cell::{Cell, RefCell};
@@ -39,94 +43,6 @@ pub struct OpenSpec {
     /// How many bytes the journal may hold before a checkpoint is taken, at most half of it; none:
     /// half of it.
     pub checkpoint_at: Option<u64>,
-}
-
-/// Why a store could not be opened. Nothing was changed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum OpenError {
-    /// There is no label: the device is new, or not the right one.
-    #[error("device {device} carries no Atoll label")]
-    Empty {
-        /// Its place in the list.
-        device: usize,
-    },
-    /// Somebody else's.
-    #[error("device {device} carries a {what}")]
-    Foreign {
-        /// Its place in the list.
-        device: usize,
-        /// What it carries.
-        what: &'static str,
-    },
-    /// Its label is damaged in both places.
-    #[error(
-        "device {device}: {why}; `atoll disk wipe` gives it up, other hosts rebuild what it held"
-    )]
-    Label {
-        /// Its place in the list.
-        device: usize,
-        /// What is wrong.
-        why: SuperblockError,
-    },
-    /// Written by a newer version of the program, or with features this one does not know.
-    #[error("written by another version of Atoll: {0}")]
-    Newer(String),
-    /// It belongs to another cluster.
-    #[error("device {device} belongs to cluster {theirs}, not to {ours}")]
-    OtherCluster {
-        /// Its place in the list.
-        device: usize,
-        /// Whose it is.
-        theirs: ClusterId,
-        /// Who asked.
-        ours: ClusterId,
-    },
-    /// The devices are not all of one group.
-    #[error("device {device} belongs to disk group {theirs}, device 0 to {ours}")]
-    OtherGroup {
-        /// Its place in the list.
-        device: usize,
-        /// Its group.
-        theirs: GroupId,
-        /// The group of the first.
-        ours: GroupId,
-    },
-    /// The same device, or a copy of it, twice.
-    #[error("devices {a} and {b} are both disk {disk}")]
-    Twice {
-        /// One.
-        a: usize,
-        /// The other.
-        b: usize,
-        /// The disk.
-        disk: DiskId,
-    },
-    /// A device of the group was not given.
-    #[error("disk {disk} (number {index} of {devices}) of the group is missing")]
-    Missing {
-        /// Which.
-        disk: DiskId,
-        /// Its place in the group.
-        index: usize,
-        /// How many there are.
-        devices: usize,
-    },
-    /// The device is smaller than when it was formatted.
-    #[error("device {device} has shrunk: {} of {} are left", iec(*.len_bytes), iec(*.size_bytes))]
-    Shrunk {
-        /// Its place in the list.
-        device: usize,
-        /// Its size now.
-        len_bytes: u64,
-        /// Its size by its label.
-        size_bytes: u64,
-    },
-    /// Metadata that nothing can replace is gone: wipe the group, its peers rebuild it.
-    #[error("metadata of the group is damaged: {0}")]
-    Metadata(String),
-    /// A device does not work.
-    #[error("{0}")]
-    Io(String),
 }
 
 impl<W: World> Store<W> {
@@ -165,11 +81,7 @@ impl<W: World> Store<W> {
         let found = recover::recover(&devices, geometry, memory).await?;
         // What it has read may be in a device's cache only: a write that failed, say, or one of a
         // process that died. What comes now builds on it, and must not outlive it.
-        for device in devices.iter().filter(|_| !mutant!("open.cache_is_believed")) {
-            device.flush().await.map_err(|error| match error {
-                DeviceError::Read(why) | DeviceError::Failed(why) => OpenError::Io(why),
-            })?;
-        }
+        flush_all(&devices).await?;
         let group = Rc::new(Group {
             id: labels[0].group,
             devices,
@@ -188,11 +100,10 @@ impl<W: World> Store<W> {
             mover_work: Notify::default(),
             trimmed: Notify::default(),
             ended: Notify::default(),
-            destage_at: spec
-                .destage_at
-                .unwrap_or(limits::FILL_DESTAGE)
-                .min(limits::FILL_URGENT - 1),
-            idle_destage: spec.idle_destage.unwrap_or(limits::IDLE_DESTAGE),
+            destage_start: DestageStart {
+                fill: spec.destage_at.unwrap_or(limits::FILL_DESTAGE).min(limits::FILL_URGENT - 1),
+                idle: spec.idle_destage.unwrap_or(limits::IDLE_DESTAGE),
+            },
             checkpoint_at: spec.checkpoint_at.unwrap_or(u64::MAX).min(half_a_journal),
             closing: Cell::new(false),
             slowed_at: Cell::new(None),
@@ -202,7 +113,8 @@ impl<W: World> Store<W> {
             mover_ended: Cell::new(false),
             world: world.clone(),
         });
-        group.state.borrow_mut().last_write = world.now();
+        group.state.borrow_mut().pace.wrote(world.now());
+        audit(&group, "after it was recovered");
         start(&group, found.checkpoint_now).await?;
         let sizes_bytes = labels.iter().map(|l| l.size_bytes).collect();
         world.spawn(sizes::watch(world.clone(), Rc::downgrade(&group), sizes_bytes));
@@ -221,11 +133,27 @@ impl<W: World> Store<W> {
             let wait = group.ended.notified();
             group.mover_work.notify_all();
             if group.log_ended.get() && group.mover_ended.get() {
+                if group.failed.borrow().is_none() {
+                    group.assert_at_rest();
+                }
                 return;
             }
             wait.await;
         }
     }
+}
+
+/// Makes everything durable that was read.
+async fn flush_all<W: World>(devices: &[Device<W>]) -> Result<(), OpenError> {
+    if mutant!("open.cache_is_believed") {
+        return Ok(());
+    }
+    for device in devices {
+        device.flush().await.map_err(|error| match error {
+            DeviceError::Read(why) | DeviceError::Failed(why) => OpenError::Io(why),
+        })?;
+    }
+    Ok(())
 }
 
 /// Recovery is done: the first durable write under the new generation, then the tasks.
@@ -239,23 +167,23 @@ async fn start<W: World>(group: &Rc<Group<W>>, checkpoint_now: bool) -> Result<(
         return Err(gone(group));
     }
     // The mover first: a log that was full needs it to free a segment.
-    world.spawn(destage::run(group.clone()));
-    if log::write_marker(group).await.is_err() {
+    world.spawn(mover::run(group.clone()));
+    if writer::write_marker(group).await.is_err() {
         return Err(gone(group));
     }
-    world.spawn(log::run(group.clone()));
+    world.spawn(writer::run(group.clone()));
     Ok(())
 }
 
 /// A device of the group and its label.
-pub(crate) struct Member<D> {
+pub(crate) struct LabelledDisk<D> {
     pub disk: D,
     pub label: Superblock,
     /// One of the two copies of the label is not good.
     damaged: bool,
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> LabelledDisk<D> {
     async fn repair_label(&mut self) -> std::io::Result<()> {
         if !self.damaged {
             return Ok(());
@@ -270,8 +198,8 @@ impl<D: Disk> Member<D> {
 pub(crate) async fn sort_out<D: Disk>(
     disks: Vec<D>,
     spec: &OpenSpec,
-) -> Result<Vec<Member<D>>, OpenError> {
-    let mut found: Vec<Member<D>> = Vec::new();
+) -> Result<Vec<LabelledDisk<D>>, OpenError> {
+    let mut found: Vec<LabelledDisk<D>> = Vec::new();
     for (device, disk) in disks.into_iter().enumerate() {
         let inspection = inspect(&disk).await.map_err(|e| OpenError::Io(e.to_string()))?;
         let (label, damaged) = match inspection {
@@ -282,7 +210,7 @@ pub(crate) async fn sort_out<D: Disk>(
             Inspection::Unsupported(e) => return Err(OpenError::Newer(e.to_string())),
         };
         check(device, &disk, &label, &found, spec)?;
-        found.push(Member { disk, label, damaged });
+        found.push(LabelledDisk { disk, label, damaged });
     }
     let Some(first) = found.first() else {
         return Err(OpenError::Io("no device was given".into()));
@@ -307,7 +235,7 @@ fn check<D: Disk>(
     device: usize,
     disk: &D,
     label: &Superblock,
-    found: &[Member<D>],
+    found: &[LabelledDisk<D>],
     spec: &OpenSpec,
 ) -> Result<(), OpenError> {
     if let Some(ours) = spec.cluster
@@ -331,66 +259,7 @@ fn check<D: Disk>(
     Ok(())
 }
 
-pub(crate) fn geometry(labels: &[Superblock]) -> Result<Geometry, OpenError> {
-    let log = &labels[0];
-    let bad = |what: &str| OpenError::Metadata(format!("the label: {what}"));
-    let region = |label: &Superblock, kind: RegionKind| -> Result<Region, OpenError> {
-        label.region(kind).ok_or_else(|| bad(&format!("its {} is missing", kind.name())))
-    };
-    if log.shape == Shape::Hybrid {
-        return Err(OpenError::Newer("hybrid disk group".into()));
-    }
-    if labels.iter().any(|l| l.disks != log.disks || l.salt != log.salt) {
-        return Err(bad("the devices disagree about their group"));
-    }
-    let log_region = region(log, RegionKind::Log)?;
-    let segment_len = u64::from(log.segment_len);
-    if !(limits::SEGMENT_MIN..=limits::SEGMENT_MAX).contains(&segment_len)
-        || !segment_len.is_power_of_two()
-        || !log_region.len.is_multiple_of(segment_len)
-        || log_region.len / segment_len < limits::SEGMENTS_MIN
-    {
-        return Err(bad("segments"));
-    }
-    let carriers: Vec<usize> =
-        if log.shape == Shape::SingleTier { vec![0] } else { (1..labels.len()).collect() };
-    let mut capacity = Vec::new();
-    for device in carriers {
-        let pages = region(&labels[device], RegionKind::Pages)?;
-        let slots = region(&labels[device], RegionKind::Slots)?;
-        if slots.len / CHUNK >= u64::from(u32::MAX) || pages.len / BLOCK >= u64::from(u32::MAX) {
-            return Err(bad("more slots than numbers"));
-        }
-        let wanted = limits::pages_for((slots.len / CHUNK) as u32);
-        if pages.len / BLOCK < u64::from(wanted) {
-            return Err(bad("too few pages"));
-        }
-        capacity.push(Capacity { device, pages, slots });
-    }
-    if labels.iter().any(|l| l.size_bytes >= limits::DEVICE_END) {
-        return Err(bad("a device of 16 TiB or more"));
-    }
-    let journal = region(log, RegionKind::Journal)?;
-    if journal.len < limits::JOURNAL_MIN {
-        return Err(bad("journal"));
-    }
-    Ok(Geometry {
-        group: log.group.0,
-        salt: log.salt,
-        checkpoints: [region(log, RegionKind::CheckpointA)?, region(log, RegionKind::CheckpointB)?],
-        journal,
-        log_at: log_region.at,
-        segment_len,
-        segments: log_region.len / segment_len,
-        entries_max: log.entries_max,
-        components_max: log.components_max,
-        capacity,
-        places: log.incompat & INCOMPAT_PLACED != 0,
-        batch_blocks: limits::BATCH_BLOCKS.min((segment_len / 4 / BLOCK) as u32),
-    })
-}
-
-pub(crate) fn memory<W: World>(world: &W, geometry: &Geometry, spec: &OpenSpec) -> Memory {
+pub(crate) fn memory<W: World>(world: &W, geometry: &Geometry, spec: &OpenSpec) -> MemoryBudget {
     let least = |usual: u64, small| world.bound(usual as usize, small) as u64;
     let capacity: u64 = geometry.capacity.iter().map(|c| c.slots.len).sum();
     let per_tib = |amount: u64| ((u128::from(amount) * u128::from(capacity)) >> 40) as u64;
@@ -403,6 +272,6 @@ pub(crate) fn memory<W: World>(world: &W, geometry: &Geometry, spec: &OpenSpec) 
         .map_or(per_tib(limits::OVERLAY_PER_TIB), |b| b / limits::OVERLAY_ENTRY_BYTES)
         .max(least(limits::OVERLAY_MIN, limits::OVERLAY_SMALL));
     // As many blocks as the log can hold payload; records without payload count the same.
-    let index_blocks = geometry.log_bytes() / BLOCK;
-    Memory { cache_bytes, overlay_blocks, index_blocks }
+    let index_blocks = geometry.log.bytes() / BLOCK;
+    MemoryBudget { cache_bytes, overlay_blocks, index_blocks }
 }

@@ -46,7 +46,13 @@ pub(crate) fn start<W: World>(
             .components
             .values()
             .filter(|c| c.durable && !c.deleting && only.is_none_or(|ids| ids.contains(&c.id)))
-            .map(|c| (c.id, u64::from(c.slots_used) * u64::from(BLOCKS_PER_CHUNK) + c.log_live))
+            .map(|c| {
+                (
+                    c.id,
+                    u64::from(c.table.slots_used()) * u64::from(BLOCKS_PER_CHUNK)
+                        + c.log_share.blocks(),
+                )
+            })
             .collect();
         let blocks_total = some.iter().map(|(_, blocks)| blocks).sum();
         state.scrub = ScrubProgress {
@@ -87,6 +93,7 @@ async fn pass<W: World>(
     bytes_per_second: u64,
 ) -> bool {
     let stop = || turn.0.get() != mine || group.closing.get() || group.failed.borrow().is_some();
+    assert!(bytes_per_second > 0, "a pass that would never end");
     let mut due = group.world.now();
     for id in todo {
         let mut next = 0;
@@ -139,6 +146,7 @@ fn bad_blocks(chunk: u32, tags: &[BlockTag]) -> Vec<u32> {
 }
 
 fn count<W: World>(group: &Group<W>, checked: u64, bad: u64) {
+    assert!(bad <= checked, "{bad} of {checked} blocks are bad");
     let scrub = &mut group.state.borrow_mut().scrub;
     scrub.blocks_checked += checked;
     scrub.blocks_bad += bad;
@@ -147,7 +155,7 @@ fn count<W: World>(group: &Group<W>, checked: u64, bad: u64) {
 
 fn next_chunk<W: World>(group: &Group<W>, id: ComponentId, from: u32) -> Option<u32> {
     let state = group.state.borrow();
-    let c = state.find(id).ok()?;
+    let c = state.components.find(id).ok()?;
     let mut from = from;
     loop {
         let chunk = c.next_chunk(from)?;
@@ -171,10 +179,14 @@ fn runs(raw: &[bool]) -> Vec<(u32, u16)> {
             _ => runs.push((i as u32, 1)),
         }
     }
+    let (found, all) = (runs.iter().map(|&(_, n)| usize::from(n)).sum::<usize>(), raw.len());
+    let wanted = raw.iter().filter(|raw| **raw).count();
+    assert!(found == wanted, "{found} of {all} blocks are looked at, {wanted} have bytes");
     runs
 }
 
 async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRange) {
+    assert!(range.is_valid() && range.count <= STEP, "{range:?}");
     let result = read::read(group, id, range, Reader::Scrub).await;
     let mut bad = 0;
     let mut first = None;
@@ -196,7 +208,7 @@ async fn verify<W: World>(group: &Rc<Group<W>>, id: ComponentId, range: BlockRan
     let mut state = group.state.borrow_mut();
     // What the medium does not give is not marked, it may read well the next time; what is marked
     // has been told.
-    let told = |block| state.find(id).is_ok_and(|c| c.bad.contains(&block));
+    let told = |block| state.components.find(id).is_ok_and(|c| c.bad.contains(&block));
     if let Some(block) = first.filter(|&block| !told(block)) {
         state.event(StoreEvent::BadBlock { component: id, block });
     }

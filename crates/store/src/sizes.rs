@@ -19,6 +19,8 @@ pub(crate) async fn watch<W: World>(world: W, group: Weak<Group<W>>, sizes_bytes
         if group.failed.borrow().is_some() || group.closing.get() {
             return;
         }
+        let (devices, sizes) = (group.devices.len(), sizes_bytes.len());
+        assert!(devices == sizes, "{devices} devices and {sizes} sizes");
         for (n, (device, &size_bytes)) in group.devices.iter().zip(&sizes_bytes).enumerate() {
             if let Err(error) = device.check_len(size_bytes) {
                 group.device_failed(n, &error);

@@ -3,13 +3,14 @@
 //! A call that changes something is checked and queued when its future is first polled, without
 //! waiting in between, so calls take effect in that order. Its answer comes when the log has it.
 
-use crate::component::Component;
 use crate::group::Group;
 use crate::limits;
-use crate::log::{self, Bytes, Effect, Item};
+use crate::log::queue::{Effect, PlacedBytes, QueuedOp};
+use crate::log::writer;
 use crate::read;
 use crate::scrub::{self, ScrubTurn};
-use crate::state::Source;
+use crate::state::component::Component;
+use crate::state::place::ResolvedBlock;
 use atoll_format::checksum::crc;
 use atoll_format::id::{ComponentId, Epoch, GroupId, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
@@ -62,14 +63,14 @@ impl<W: World> Store<W> {
     /// Look-ups of metadata pages that memory could answer, and that it could not.
     pub fn page_cache_hits(&self) -> (u64, u64) {
         let state = self.group.state.borrow();
-        (state.cache.hits, state.cache.misses)
+        (state.page_cache.hits, state.page_cache.misses)
     }
 
     fn queue(&self, effect: Effect) -> Result<Receiver<()>, StoreError> {
         let (reply, wait) = oneshot();
         let mut queue = self.group.queue.borrow_mut();
         let begun = self.group.world.stage(Stage::LogQueue);
-        queue.items.push_back(Item { effect, reply: Some(reply), begun });
+        queue.items.push_back(QueuedOp { effect, reply: Some(reply), begun });
         drop(queue);
         self.group.log_work.notify_all();
         Ok(wait)
@@ -95,7 +96,7 @@ impl<W: World> Store<W> {
             return Err(StoreError::Malformed("size of a component"));
         }
         let mut state = self.group.state.borrow_mut();
-        match state.find(id) {
+        match state.components.find(id) {
             Ok(c) if c.spec == spec => return Ok(Effect::Nothing),
             Ok(_) => return Err(StoreError::Exists(id)),
             Err(_) => {}
@@ -104,19 +105,18 @@ impl<W: World> Store<W> {
             return Err(StoreError::Full);
         }
         // The device with the most room left if every component on it grew to its full size.
-        let mut room: Vec<i64> = state.space.iter().map(|s| i64::from(s.slots_usable())).collect();
+        let devices = 0..state.capacity.devices();
+        let usable = |device| i64::from(state.capacity.slots_usable(device));
+        let mut room: Vec<i64> = devices.clone().map(usable).collect();
         for c in state.components.values() {
             room[usize::from(c.device)] -= i64::from(c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK));
         }
-        let device = (0..state.space.len())
-            .filter(|&i| !state.capacity_failed[i])
+        let device = devices
+            .filter(|&i| !state.capacity.has_failed(i))
             .max_by_key(|&i| (room[i], std::cmp::Reverse(i)))
             .ok_or_else(|| StoreError::Failed("no capacity device is left".into()))?;
-        let local = state.next_local;
-        state.next_local += 1;
         let device = device as u8;
-        state.by_id.insert(id, local);
-        state.components.insert(local, Component::new(local, id, spec, device));
+        let local = state.components.make(id, spec, device);
         Ok(Effect::Create { local, id, spec, device })
     }
 
@@ -128,11 +128,9 @@ impl<W: World> Store<W> {
     ) -> Result<(u32, Receiver<()>), StoreError> {
         self.admit()?;
         let mut state = self.group.state.borrow_mut();
-        let c = state.find_mut(id)?;
+        let c = state.components.find_mut(id)?;
         check_session(c, session)?;
-        if op.id.seq <= c.session_seq && !mutant!("store.session_not_checked") {
-            return Err(StoreError::Session { open: c.queued_session });
-        }
+        check_order(c, op.id.seq)?;
         check_range(c, op.range)?;
         if op.id.seq.0 == 0 || op.id.seq.0 > SEQ_MAX || op.committed.0 > SEQ_MAX {
             return Err(StoreError::Malformed("seq"));
@@ -144,25 +142,30 @@ impl<W: World> Store<W> {
             return Err(StoreError::Malformed("too many operations above committed"));
         }
         check_payload(&op)?;
-        check_lost(c)?;
+        c.check_lost()?;
         let local = c.local;
-        if !state.record_fits() {
+        let components_max = state.geometry.components_max;
+        if !state.components.record_fits(components_max) {
             return Err(StoreError::Malformed("too many operations above committed in the group"));
         }
         let writes = op.kind == OpKind::Write;
         state.expire_holds(self.group.world.now());
         state.reserve(local, op.range, writes, op.kind == OpKind::Discard)?;
-        // A whole chunk into a new slot, if there is one to spare: half the bytes (rule 14).
+        // A whole chunk into a new slot, if there is one to spare: half the bytes (S14).
         let place = (writes && u32::from(op.range.count) == BLOCKS_PER_CHUNK)
             .then(|| state.place(local))
             .flatten();
-        let c = state.components.get_mut(&local).expect("just found");
+        let c = state.components.get_mut(local).expect("just found");
+        let queued = c.hot.get(&op.range.chunk()).map_or(0, |hot| hot.queued);
+        assert!(queued > 0, "nothing is set aside for {:?}", op.range);
         c.session_seq = op.id.seq;
         let before = c.promise.committed;
-        c.commit(if mutant!("store.commits_too_much") { op.id.seq } else { op.committed });
+        c.commit(committed_by(&op));
+        let now = c.promise.committed;
+        assert!(now >= before && now >= op.committed, "{before:?} was committed, now {now:?}");
         let hinted = c.promise.committed > before;
         if hinted {
-            state.hints.insert(local);
+            state.components.hint(local);
         }
         drop(state);
         let Some((slot, device, at)) = place else {
@@ -170,29 +173,11 @@ impl<W: World> Store<W> {
         };
         let mut op = op;
         let payload = std::mem::take(&mut op.payload);
-        let bytes = Rc::new(Cell::new(Bytes::UnderWay));
+        let bytes = Rc::new(Cell::new(PlacedBytes::UnderWay));
         let wait = self.queue(Effect::Place { local, op, slot, bytes: bytes.clone() })?;
         let group = self.group.clone();
-        self.group.world.spawn(log::place(group, (device, at), payload, bytes));
+        self.group.world.spawn(writer::place(group, (device, at), payload, bytes));
         Ok((local, wait))
-    }
-
-    /// Back-pressure: how long an answer waits, by how full the log is and how much of it is this
-    /// component's.
-    fn delay(&self, local: u32) -> Nanos {
-        let state = self.group.state.borrow();
-        let fill = state.log_fill();
-        if fill < limits::FILL_SLOW {
-            return Nanos::ZERO;
-        }
-        let over = u64::from(fill - limits::FILL_SLOW) + 1;
-        let range = u64::from(u8::MAX - limits::FILL_SLOW) + 1;
-        let full = limits::DELAY_MAX.0 * over * over / (range * range);
-        let busy = state.components.values().filter(|c| c.log_live > 0).count().max(1) as u64;
-        let mine = state.components.get(&local).map_or(0, |c| c.log_live);
-        let fair = (state.index_blocks / busy).max(1);
-        // Who holds less than a fair share waits less, down to an eighth.
-        Nanos(full * (mine * 8 / fair).clamp(1, 8) / 8)
     }
 
     /// Where the blocks of a copy stand, once that can be said without reading; loads pages.
@@ -206,13 +191,13 @@ impl<W: World> Store<W> {
         for _ in 0..limits::READ_RETRIES {
             {
                 let mut state = self.group.state.borrow_mut();
-                let c = state.find(id)?;
+                let c = state.components.find(id)?;
                 check_session(c, session)?;
                 let local = c.local;
                 let queue = self.group.queue.borrow();
                 let found: Vec<_> =
                     copy.blocks.iter().map(|b| state.resolve(local, b.block)).collect();
-                if found.iter().all(|f| f.source != Source::Page) {
+                if found.iter().all(ResolvedBlock::is_known) {
                     let same =
                         copy.blocks.iter().zip(found).filter(|(b, f)| {
                             f.tag.seq == only_if && !queue.touches(local, b.block)
@@ -236,10 +221,16 @@ impl<W: World> Store<W> {
     ) -> Result<Receiver<()>, StoreError> {
         self.admit()?;
         let mut state = self.group.state.borrow_mut();
-        let c = state.find(id)?;
+        let c = state.components.find(id)?;
         check_session(c, session)?;
-        check_lost(c)?;
+        c.check_lost()?;
+        // While a page was read the component may have been deleted, and made again, smaller.
+        if blocks.last().is_some_and(|b| b.block >= c.spec.blocks) {
+            return Err(StoreError::Malformed("blocks of a copy"));
+        }
         let local = c.local;
+        let ends = [blocks.first(), blocks.last()].map(|b| b.map(|b| b.block / BLOCKS_PER_CHUNK));
+        assert!(ends == [Some(chunk); 2], "a copy of chunk {chunk} has blocks of {ends:?}");
         let writes = blocks.iter().any(|b| b.tag.state == BlockState::Raw);
         let discards = blocks.iter().all(|b| b.tag.state == BlockState::Absent);
         // As one range, so that what is set aside covers each of its blocks.
@@ -269,11 +260,41 @@ fn check_session(c: &Component, session: Session) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(crate) fn check_lost(c: &Component) -> Result<(), StoreError> {
-    if c.is_lost() {
-        return Err(StoreError::Failed("the component's capacity device has failed".into()));
+/// Operations of a session come in the order of their seqs.
+fn check_order(c: &Component, seq: Seq) -> Result<(), StoreError> {
+    if mutant!("store.session_not_checked") {
+        return Ok(());
+    }
+    if seq <= c.session_seq {
+        return Err(StoreError::Session { open: c.queued_session });
     }
     Ok(())
+}
+
+/// What an operation says is committed.
+fn committed_by(op: &ComponentOp) -> Seq {
+    if mutant!("store.commits_too_much") {
+        return op.id.seq;
+    }
+    op.committed
+}
+
+/// What a member that is brought up to date may lack: anything above that.
+fn noted_incomplete(above: Option<Seq>) -> Option<Seq> {
+    if mutant!("store.not_incomplete") {
+        return None;
+    }
+    above
+}
+
+/// The flaw of a promise that is given before it is durable.
+fn is_only_in_memory(c: &mut Component, fenced: Epoch, session: Option<Session>) -> bool {
+    if !mutant!("store.fence_not_durable") {
+        return false;
+    }
+    c.promise.fenced = fenced;
+    c.session = session.unwrap_or(c.session);
+    true
 }
 
 fn check_range(c: &Component, range: BlockRange) -> Result<(), StoreError> {
@@ -373,7 +394,7 @@ impl<W: World> Components for Store<W> {
 
     fn status(&self, id: ComponentId) -> Result<ComponentStatus, StoreError> {
         let state = self.group.state.borrow();
-        let c = state.find(id)?;
+        let c = state.components.find(id)?;
         let mut status = c.status(used_bytes(c));
         status.lost |= self.group.failed.borrow().is_some();
         Ok(status)
@@ -389,7 +410,7 @@ impl<W: World> Components for Store<W> {
         self.admit()?;
         let effect = {
             let mut state = self.group.state.borrow_mut();
-            match state.find_mut(id) {
+            match state.components.find_mut(id) {
                 Ok(c) => {
                     c.deleting = true;
                     Effect::Delete { local: c.local }
@@ -406,7 +427,7 @@ impl<W: World> Components for Store<W> {
         self.admit()?;
         let local = {
             let state = self.group.state.borrow();
-            let c = state.find(id)?;
+            let c = state.components.find(id)?;
             if u64::from(blocks) * BLOCK > COMPONENT_MAX {
                 return Err(StoreError::Malformed("size of a component"));
             }
@@ -422,23 +443,26 @@ impl<W: World> Components for Store<W> {
 
     async fn fence(&self, id: ComponentId, epoch: Epoch) -> Result<Promise, StoreError> {
         self.admit()?;
-        let effect = {
+        let (local, effect) = {
             let mut state = self.group.state.borrow_mut();
-            let c = state.find_mut(id)?;
-            check_lost(c)?;
+            let c = state.components.find_mut(id)?;
+            c.check_lost()?;
             if epoch < c.queued_fence {
                 return Err(StoreError::Fenced { fenced: c.queued_fence });
             }
             c.queued_fence = epoch;
-            if mutant!("store.fence_not_durable") {
-                c.promise.fenced = epoch;
+            if is_only_in_memory(c, epoch, None) {
                 return Ok(c.promise);
             }
-            Effect::Fence { local: c.local, epoch }
+            (c.local, Effect::Fence { local: c.local, epoch })
         };
         let wait = self.queue(effect)?;
         self.durable(wait).await?;
-        Ok(self.group.state.borrow().find(id)?.promise)
+        let state = self.group.state.borrow();
+        let c = state.components.find(id)?;
+        let (promised, is_same) = (c.promise.fenced, c.local == local);
+        assert!(!is_same || promised >= epoch, "{promised:?} is promised, {epoch:?} was asked for");
+        Ok(c.promise)
     }
 
     async fn open_session(
@@ -447,12 +471,12 @@ impl<W: World> Components for Store<W> {
         session: Session,
         incomplete: Option<Seq>,
     ) -> Result<Promise, StoreError> {
-        let incomplete = incomplete.filter(|_| !mutant!("store.not_incomplete"));
+        let incomplete = noted_incomplete(incomplete);
         self.admit()?;
-        let effect = {
+        let (local, effect) = {
             let mut state = self.group.state.borrow_mut();
-            let c = state.find_mut(id)?;
-            check_lost(c)?;
+            let c = state.components.find_mut(id)?;
+            c.check_lost()?;
             if session.epoch < c.queued_fence {
                 return Err(older(c));
             }
@@ -462,15 +486,18 @@ impl<W: World> Components for Store<W> {
             c.queued_fence = session.epoch;
             c.queued_session = session;
             c.session_seq = Seq(0);
-            if mutant!("store.fence_not_durable") {
-                (c.promise.fenced, c.session) = (session.epoch, session);
+            if is_only_in_memory(c, session.epoch, Some(session)) {
                 return Ok(c.promise);
             }
-            Effect::Attach { local: c.local, session, incomplete }
+            (c.local, Effect::Attach { local: c.local, session, incomplete })
         };
         let wait = self.queue(effect)?;
         self.durable(wait).await?;
-        Ok(self.group.state.borrow().find(id)?.promise)
+        let state = self.group.state.borrow();
+        let c = state.components.find(id)?;
+        let holds = c.session >= session && c.promise.fenced >= session.epoch;
+        assert!(c.local != local || holds, "{session:?} was opened, {:?} is", c.session);
+        Ok(c.promise)
     }
 
     async fn complete(
@@ -485,9 +512,9 @@ impl<W: World> Components for Store<W> {
         }
         let local = {
             let state = self.group.state.borrow();
-            let c = state.find(id)?;
+            let c = state.components.find(id)?;
             check_session(c, session)?;
-            check_lost(c)?;
+            c.check_lost()?;
             c.local
         };
         let wait = self.queue(Effect::Complete { local, up_to })?;
@@ -499,11 +526,11 @@ impl<W: World> Components for Store<W> {
         let now = self.group.world.now();
         let mut state = self.group.state.borrow_mut();
         state.expire_holds(now);
-        let c = state.find(id)?;
+        let c = state.components.find(id)?;
         if chunk >= c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK) {
             return Err(StoreError::Malformed("chunk"));
         }
-        check_lost(c)?;
+        c.check_lost()?;
         let local = c.local;
         state.hold(local, chunk, now + limits::HOLD)
     }
@@ -516,7 +543,7 @@ impl<W: World> Components for Store<W> {
     ) -> Result<(), StoreError> {
         let (local, wait) = self.queue_append(id, session, op)?;
         self.durable(wait).await?;
-        let delay = self.delay(local);
+        let delay = self.group.state.borrow().write_delay(local);
         if delay > Nanos::ZERO {
             self.group.slowed();
             self.group.world.sleep(delay).await;
@@ -526,11 +553,11 @@ impl<W: World> Components for Store<W> {
 
     fn committed(&self, id: ComponentId, seq: Seq) {
         let mut state = self.group.state.borrow_mut();
-        let Ok(c) = state.find_mut(id) else { return };
+        let Ok(c) = state.components.find_mut(id) else { return };
         let before = c.promise.committed;
         c.commit(seq);
         let local = c.local;
-        if c.promise.committed > before && state.hints.insert(local) {
+        if c.promise.committed > before && state.components.hint(local) {
             drop(state);
             self.group.log_work.notify_all();
         }
@@ -539,24 +566,24 @@ impl<W: World> Components for Store<W> {
     fn uncommitted(&self, id: ComponentId) -> Result<Vec<OpRecord>, StoreError> {
         self.group.usable()?;
         let state = self.group.state.borrow();
-        let c = state.find(id)?;
-        check_lost(c)?;
+        let c = state.components.find(id)?;
+        c.check_lost()?;
         Ok(c.uncommitted.values().copied().collect())
     }
 
     fn applied(&self, id: ComponentId, ticket: Ticket) -> Result<bool, StoreError> {
         self.group.usable()?;
         let state = self.group.state.borrow();
-        let c = state.find(id)?;
-        check_lost(c)?;
+        let c = state.components.find(id)?;
+        c.check_lost()?;
         Ok(c.applied(ticket))
     }
 
     fn tickets(&self, id: ComponentId) -> Result<Vec<Ticket>, StoreError> {
         self.group.usable()?;
         let state = self.group.state.borrow();
-        let c = state.find(id)?;
-        check_lost(c)?;
+        let c = state.components.find(id)?;
+        c.check_lost()?;
         Ok(c.tickets())
     }
 
@@ -572,9 +599,9 @@ impl<W: World> Components for Store<W> {
         }
         let local = {
             let state = self.group.state.borrow();
-            let c = state.find(id)?;
+            let c = state.components.find(id)?;
             check_session(c, session)?;
-            check_lost(c)?;
+            c.check_lost()?;
             c.local
         };
         let wait = self.queue(Effect::SetTickets { local, set })?;
@@ -598,8 +625,8 @@ impl<W: World> Components for Store<W> {
     ) -> Result<Vec<(u32, Seq)>, StoreError> {
         self.group.usable()?;
         let state = self.group.state.borrow();
-        let c = state.find(id)?;
-        check_lost(c)?;
+        let c = state.components.find(id)?;
+        c.check_lost()?;
         let mut found = Vec::new();
         let mut from = first;
         while found.len() < max
@@ -611,6 +638,8 @@ impl<W: World> Components for Store<W> {
             }
             from = chunk + 1;
         }
+        let rises = found.is_sorted_by(|a, b| a.0 < b.0) && found.len() <= max;
+        assert!(rises, "{} chunks, {max} were asked for, or not in order", found.len());
         Ok(found)
     }
 
@@ -623,7 +652,7 @@ impl<W: World> Components for Store<W> {
         self.admit()?;
         {
             let state = self.group.state.borrow();
-            let c = state.find(id)?;
+            let c = state.components.find(id)?;
             check_session(c, session)?;
             check_copy(c, &copy)?;
         }
@@ -649,5 +678,5 @@ impl<W: World> Components for Store<W> {
 
 /// Slots in use.
 fn used_bytes(c: &Component) -> u64 {
-    u64::from(c.slots_used) * CHUNK
+    u64::from(c.table.slots_used()) * CHUNK
 }

@@ -14,7 +14,7 @@ use crate::limits::{
 };
 use crate::message::{Message, Service};
 use crate::outgoing::{Found, Window};
-use crate::peers::{ConnOf, Inner, Link, Peer};
+use crate::state::{ConnOf, Link, Peer, TransportState};
 use atoll_format::frame::{
     FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
@@ -26,23 +26,23 @@ use std::rc::Rc;
 
 /// Runs until the peer is removed.
 pub(crate) async fn run<W: World, S: Service>(
-    inner: Rc<Inner<W, S>>,
+    state: Rc<TransportState<W, S>>,
     peer: Rc<Peer<W, S>>,
     lane: Lane,
 ) {
     let mut backoff = BACKOFF_MIN;
     while !peer.removed.get() {
         let kicked = peer.kick.notified();
-        match open(&inner, &peer, lane).await {
+        match open(&state, &peer, lane).await {
             Ok((link, welcome)) if !peer.removed.get() => {
-                let since = inner.world.now();
+                let since = state.world.now();
                 let window =
                     Window { requests: welcome.window_requests, bytes: welcome.window_bytes };
-                inner.met(&peer, welcome.incarnation);
-                inner.lane_up(&peer, lane, link.clone(), window);
-                read(&inner, &peer, lane, &link).await;
-                inner.lane_down(&peer, lane, link.serial);
-                if inner.world.now().since(since) >= BACKOFF_FORGOTTEN_AFTER {
+                state.met(&peer, welcome.incarnation);
+                state.lane_up(&peer, lane, link.clone(), window);
+                read(&state, &peer, lane, &link).await;
+                state.lane_down(&peer, lane, link.serial);
+                if state.world.now().since(since) >= BACKOFF_FORGOTTEN_AFTER {
                     backoff = BACKOFF_MIN;
                     continue;
                 }
@@ -52,44 +52,52 @@ pub(crate) async fn run<W: World, S: Service>(
                 return;
             }
             Err(error) => {
-                inner.count(|c| c.connects_failed += 1);
-                inner.lane_failed(&peer, lane, error);
+                state.count(|c| c.connects_failed += 1);
+                state.lane_failed(&peer, lane, error);
             }
         }
         // Jitter, so that hosts that lost each other at once do not come back at once.
-        let span = Nanos(backoff.0 / 2 + inner.world.random() % (backoff.0 / 2));
+        assert!((BACKOFF_MIN..=BACKOFF_MAX).contains(&backoff), "a pause of {backoff}");
+        let span = Nanos(backoff.0 / 2 + state.world.random() % (backoff.0 / 2));
+        assert!(BACKOFF_MIN / 2 <= span && span < BACKOFF_MAX, "{span} of a pause of {backoff}");
         backoff = (backoff * 2).min(BACKOFF_MAX);
-        let timer = pin!(inner.world.sleep(span));
+        let timer = pin!(state.world.sleep(span));
         select(pin!(kicked), timer).await;
     }
 }
 
 /// A connection to the first endpoint that gives one, after its handshake.
 async fn open<W: World, S: Service>(
-    inner: &Inner<W, S>,
+    state: &TransportState<W, S>,
     peer: &Peer<W, S>,
     lane: Lane,
 ) -> Result<(Link<W>, Hello), CallError> {
     let endpoints = peer.endpoints.borrow().clone();
     let mut error = CallError::Unreachable;
     for endpoint in endpoints {
-        let until = inner.world.now() + CONNECT_WITHIN;
-        let connecting = inner.world.net().connect(&endpoint, lane);
-        let Ok(Ok(conn)) = inner.world.timeout_at(until, connecting).await else { continue };
+        let until = state.world.now() + CONNECT_WITHIN;
+        let connecting = state.world.net().connect(&endpoint, lane);
+        let Ok(Ok(conn)) = state.world.timeout_at(until, connecting).await else { continue };
         // Whoever answers was alive after that, not when its answer comes.
-        let serial = inner.serial();
-        let greeting = greet(inner, peer, lane, &endpoint, &conn);
-        let until = inner.world.now() + CONNECT_WITHIN;
-        match inner.world.timeout_at(until, greeting).await {
-            Ok(Ok(welcome)) if inner.is_over(peer, welcome.incarnation, serial) => {}
+        let serial = state.serial();
+        let greeting = greet(state, peer, lane, &endpoint, &conn);
+        let until = state.world.now() + CONNECT_WITHIN;
+        match state.world.timeout_at(until, greeting).await {
+            Ok(Ok(welcome)) if state.is_over(peer, welcome.incarnation, serial) => {}
             Ok(Ok(welcome)) => {
                 let version = welcome.version_max;
-                let heard = Rc::new(Cell::new(inner.world.now()));
+                assert!(
+                    (welcome.cluster, welcome.from) == (state.identity.cluster, peer.host),
+                    "host {} was greeted, and {} welcomes",
+                    peer.host,
+                    welcome.from
+                );
+                let heard = Rc::new(Cell::new(state.world.now()));
                 let life = welcome.incarnation;
                 return Ok((Link { conn, serial, life, version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {
-                inner.count(|c| c.handshakes_refused += 1);
+                state.count(|c| c.handshakes_refused += 1);
                 error = CallError::Refused(refused);
             }
             Ok(Err(None)) | Err(_) => {}
@@ -101,19 +109,19 @@ async fn open<W: World, S: Service>(
 
 /// The peer's welcome; or why there is none, if it can be said.
 async fn greet<W: World, S: Service>(
-    inner: &Inner<W, S>,
+    state: &TransportState<W, S>,
     peer: &Peer<W, S>,
     lane: Lane,
     endpoint: &str,
     conn: &ConnOf<W>,
 ) -> Result<Hello, Option<String>> {
-    let hello = inner.hello(peer.host, lane);
+    let hello = state.hello(peer.host, lane);
     let body = hello.encode();
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Hello, 0, &body);
-    inner.send(conn, head, body, Vec::new());
+    state.send(conn, head, body, Vec::new());
     let packet = conn.recv().await.map_err(|_| None)?;
-    let head = inner.checked(&packet).ok_or(None)?;
-    inner.heard(peer, head.load);
+    let head = state.checked(&packet).ok_or(None)?;
+    state.heard(peer, head.load);
     match head.kind {
         FrameKind::Refuse if head.request_id == 0 => {
             let text = String::from_utf8_lossy(&packet.body);
@@ -121,12 +129,12 @@ async fn greet<W: World, S: Service>(
         }
         FrameKind::Welcome => {}
         _ => {
-            inner.count(|c| c.frames_bad += 1);
+            state.count(|c| c.frames_bad += 1);
             return Err(None);
         }
     }
     let welcome = Hello::decode(&packet.body).map_err(|e| Some(format!("{endpoint}: {e}")))?;
-    let me = &inner.identity;
+    let me = &state.identity;
     if welcome.cluster != me.cluster {
         return Err(Some(format!(
             "{endpoint} is host '{}' of cluster {}, this is host '{}' of cluster {}",
@@ -154,28 +162,28 @@ async fn greet<W: World, S: Service>(
 
 /// Reads what the peer answers until the connection ends.
 async fn read<W: World, S: Service>(
-    inner: &Inner<W, S>,
+    state: &TransportState<W, S>,
     peer: &Peer<W, S>,
     lane: Lane,
     link: &Link<W>,
 ) {
     while let Ok(packet) = link.conn.recv().await {
-        let Some(head) = inner.checked(&packet) else { return };
-        inner.heard_over(link, peer, head.load);
-        link.heard.set(inner.world.now());
+        let Some(head) = state.checked(&packet) else { return };
+        state.heard_over(link, peer, head.load);
+        link.heard.set(state.world.now());
         let kib = u64::from(head.payload_len >> 10);
-        inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
+        state.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
         let in_place = match head.kind {
             FrameKind::Reply if head.version == link.version => {
-                on_answer(inner, peer, lane, &head, packet, link)
+                on_answer(state, peer, lane, &head, packet, link)
             }
             FrameKind::Refuse if head.request_id != 0 => {
-                on_answer(inner, peer, lane, &head, packet, link)
+                on_answer(state, peer, lane, &head, packet, link)
             }
             FrameKind::Pong if head.version == link.version => {
                 // On the other lanes it waits behind data.
                 if lane == Lane::Control {
-                    peer.round_trip.set(Some(inner.world.now().since(Nanos(head.request_id))));
+                    peer.round_trip.set(Some(state.world.now().since(Nanos(head.request_id))));
                 }
                 true
             }
@@ -183,7 +191,7 @@ async fn read<W: World, S: Service>(
             _ => false,
         };
         if !in_place {
-            inner.count(|c| c.frames_bad += 1);
+            state.count(|c| c.frames_bad += 1);
             return;
         }
     }
@@ -191,7 +199,7 @@ async fn read<W: World, S: Service>(
 
 /// A request was answered. False: no such request is open.
 fn on_answer<W: World, S: Service>(
-    inner: &Inner<W, S>,
+    state: &TransportState<W, S>,
     peer: &Peer<W, S>,
     lane: Lane,
     head: &FrameHead,
@@ -200,13 +208,13 @@ fn on_answer<W: World, S: Service>(
 ) -> bool {
     // The connection may have been given up while this packet was on its way through: then the
     // ids are another connection's.
-    if !inner.is_current(peer, lane, link.serial) {
+    if !state.is_current(peer, lane, link.serial) {
         return true;
     }
     let found = peer.lanes[lane as usize].calls.borrow_mut().on_reply(head.request_id);
     match found {
         Found::Caller(answer, begun) => {
-            inner.world.end_stage(Stage::Peer, begun);
+            state.world.end_stage(Stage::Peer, begun);
             let result = if head.kind == FrameKind::Refuse {
                 Err(String::from_utf8_lossy(&packet.body).into_owned())
             } else {
@@ -214,13 +222,16 @@ fn on_answer<W: World, S: Service>(
                     .map_err(|e| format!("the reply was not understood: {e}"))
             };
             answer.send(result.map_err(|text| {
-                inner.count(|c| c.messages_refused += 1);
+                state.count(|c| c.messages_refused += 1);
                 CallError::Refused(text)
             }));
         }
-        Found::Late => inner.count(|c| c.replies_late += 1),
+        Found::Late => state.count(|c| c.replies_late += 1),
         Found::Unknown => return false,
     }
-    inner.pump(peer, lane);
+    state.pump(peer, lane);
+    if state.world.audits() {
+        peer.lanes[lane as usize].calls.borrow().audit();
+    }
     true
 }

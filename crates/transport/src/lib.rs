@@ -5,6 +5,10 @@
 //! direction: who opened it asks, who accepted it answers. So heartbeats and fences never queue
 //! behind data, and a reply never queues behind a request.
 //!
+//! From the ground up: `error`, `limits`, `message`, `identity`; `outgoing` (the calls of one lane,
+//! pure); `state` (what all tasks share); `frames`, `connections`, `calls` (what is done with it);
+//! `heartbeat`, `dial`, `serve` (the tasks); `peers` (what users of the crate see) and `probe`.
+//!
 //! What it never does: look into a message, retry a call, or decide what the loss of a peer means.
 //!
 //! Invariants:
@@ -15,16 +19,23 @@
 //! - [`CallError::Unreachable`] and [`CallError::TooLarge`] mean that the request was never sent;
 //! - a handler that was started runs to its end, whatever becomes of its caller.
 
+mod calls;
+mod connections;
 mod dial;
 mod error;
+mod frames;
+mod heartbeat;
+mod identity;
 pub mod limits;
 mod message;
 mod outgoing;
 mod peers;
 mod probe;
 mod serve;
+mod state;
 
 pub use error::{CallError, PeerState, TransportCounters};
+pub use identity::{Identity, Twin};
 pub use message::{BadMessage, Encoded, Message, Service};
-pub use peers::{Identity, Peers, Twin};
+pub use peers::Peers;
 pub use probe::probe;

@@ -13,7 +13,7 @@ pub const WINDOW_BYTES: u64 = 64 << 20;
 /// And in simulation, now and then: full at every step. Bytes for the largest request.
 pub(crate) const WINDOW_REQUESTS_SMALL: usize = 2;
 /// As above.
-pub(crate) const WINDOW_BYTES_SMALL: usize = 5 << 20;
+pub(crate) const WINDOW_BYTES_SMALL: usize = (5 << 20) + REQUEST_OVERHEAD as usize;
 /// Calls to one (peer, lane) that wait for the window or the connection; more are refused.
 pub const WAITING_CALLS_MAX: usize = 4 * WINDOW_REQUESTS as usize;
 /// Bytes of those calls.
@@ -49,7 +49,7 @@ pub const BACKOFF_FORGOTTEN_AFTER: Nanos = Nanos::from_ms(500);
 pub const ACCEPT_PAUSE: Nanos = Nanos::from_ms(100);
 
 /// CPU time that a frame costs who receives it and later answers, for the modelled core:
-/// measured, batched (`performance.md`).
+/// measured, batched (`docs/performance.md`).
 pub const CPU_PER_FRAME: Nanos = Nanos(800);
 /// CPU time per KiB received: a 1 MiB hop costs about 300 us on both sides together.
 pub const CPU_PER_KIB: Nanos = Nanos(150);
@@ -61,6 +61,13 @@ const _: () = {
         REQUEST_OVERHEAD + BODY_MAX as u64 + 2 * PAYLOAD_MAX as u64 <= WINDOW_BYTES
             && WINDOW_BYTES <= WAITING_BYTES_MAX
     );
+    // So does one that leads on, into the half that such requests have.
+    assert!(REQUEST_OVERHEAD + BODY_MAX as u64 + 2 * PAYLOAD_MAX as u64 <= WINDOW_BYTES / 2);
+    // One that leads on, and one for what it waits for.
+    assert!(WINDOW_REQUESTS_SMALL >= 2 && WINDOW_REQUESTS as usize >= WINDOW_REQUESTS_SMALL);
+    // A lane's pongs wait behind its data: it is given up later than a silent peer.
+    assert!(LANE_LOST_AFTER.0 >= LOST_AFTER.0);
+    assert!(BACKOFF_MIN.0 > 1 && BACKOFF_MIN.0 < BACKOFF_MAX.0);
     // Five pings may be lost before the peer is.
     assert!(LOST_AFTER.0 >= 5 * PING_EVERY.0);
 };

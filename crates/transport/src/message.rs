@@ -3,7 +3,8 @@
 //! Transport hands a message over as it came; it never looks inside.
 
 use atoll_format::id::HostId;
-use atoll_world::Buf;
+use atoll_world::buf::total_len;
+use atoll_world::{Buf, Lane};
 use std::future::Future;
 
 /// A message in pieces, ready for a frame.
@@ -39,6 +40,13 @@ pub trait Message: Sized + 'static {
         0
     }
 
+    /// For a request: whether it may be sent on that lane. A call on another one is a mistake of
+    /// the caller.
+    fn may_take(&self, lane: Lane) -> bool {
+        let _ = lane;
+        true
+    }
+
     /// For a request: whether its handler may call other hosts before it answers. Such requests
     /// take half of a window at most, so that hosts which fill each other's windows with them do
     /// not wait for each other: what they wait for has the rest. That should not lead on itself:
@@ -46,6 +54,23 @@ pub trait Message: Sized + 'static {
     fn leads_on(&self) -> bool {
         false
     }
+}
+
+/// The message in pieces is the one that its receiver reads. In simulation only: it is read anew.
+///
+/// # Panics
+/// It is not.
+pub(crate) fn audit_encoded<M: Message>(message: &Encoded) -> M {
+    let Encoded { kind, body, payload, payload_checked_by_receiver } = message;
+    let read = || M::decode(*kind, body, payload.clone());
+    let again = match read() {
+        Ok(read) => read.encode(),
+        Err(e) => panic!("message {kind} of {} bytes is not understood: {e}", body.len()),
+    };
+    assert_eq!((again.kind, &again.body), (*kind, body), "a message reads as another one");
+    assert_eq!(total_len(&again.payload), total_len(payload), "bytes of message {kind}");
+    assert_eq!(again.payload_checked_by_receiver, *payload_checked_by_receiver, "message {kind}");
+    read().expect("it was read before")
 }
 
 /// What was received is not a message of this service; says what is wrong with it.

@@ -13,13 +13,15 @@
 //! passed keeps its part of the window until its late reply, because the peer still works on it.
 
 use crate::error::CallError;
-use crate::limits::{WAITING_BYTES_MAX, WAITING_CALLS_MAX};
+use crate::limits::{REQUEST_OVERHEAD, WAITING_BYTES_MAX, WAITING_CALLS_MAX, WINDOW_BYTES};
 use crate::message::Encoded;
+use atoll_format::frame::PAYLOAD_MAX;
 use atoll_world::sync::Sender;
 use atoll_world::{Nanos, mutant};
 use std::collections::{BTreeMap, VecDeque};
 
-pub(crate) type Answer<T> = Sender<Result<T, CallError>>;
+/// Takes the reply to one call, or why there is none.
+pub(crate) type ReplySender<T> = Sender<Result<T, CallError>>;
 
 /// A call that is to be sent.
 pub(crate) struct Call<T> {
@@ -29,7 +31,7 @@ pub(crate) struct Call<T> {
     /// See [`Message::leads_on`](crate::message::Message::leads_on).
     pub(crate) leads_on: bool,
     pub(crate) deadline: Nanos,
-    pub(crate) answer: Answer<T>,
+    pub(crate) answer: ReplySender<T>,
     /// Of its stage, if that is noted.
     pub(crate) begun: Option<Nanos>,
 }
@@ -40,7 +42,7 @@ struct Sent<T> {
     deadline: Nanos,
     begun: Option<Nanos>,
     /// None once its deadline has passed.
-    answer: Option<Answer<T>>,
+    answer: Option<ReplySender<T>>,
 }
 
 /// How much may be unanswered at once, as the peer's `Welcome` said.
@@ -50,6 +52,13 @@ pub(crate) struct Window {
     pub(crate) bytes: u64,
 }
 
+/// What a request takes of the window of its connection.
+pub(crate) fn cost(body: u64, payload: u64, reply_bytes: u64) -> u64 {
+    let most = REQUEST_OVERHEAD + body + payload + reply_bytes;
+    let cost = REQUEST_OVERHEAD + body + payload + reply_bytes.min(u64::from(PAYLOAD_MAX));
+    assert!(cost <= most && cost <= WINDOW_BYTES, "{cost} of the window for {most} bytes");
+    cost
+}
 /// Whether calls can go out.
 enum Link {
     /// Being opened, and the last attempt did not fail: calls wait.
@@ -77,7 +86,7 @@ pub(crate) struct Outgoing<T> {
 /// What a reply found.
 pub(crate) enum Found<T> {
     /// Who waits for it, and when its stage began if that is noted.
-    Caller(Answer<T>, Option<Nanos>),
+    Caller(ReplySender<T>, Option<Nanos>),
     /// Its deadline has passed.
     Late,
     /// No request of that id is unanswered: the peer is confused.
@@ -107,18 +116,28 @@ impl<T> Outgoing<T> {
     }
 
     /// Takes a call, to be sent by [`Outgoing::next`]; or gives back its answer and an error.
-    pub(crate) fn push(&mut self, call: Call<T>) -> Result<(), (Answer<T>, CallError)> {
+    pub(crate) fn push(&mut self, call: Call<T>) -> Result<(), (ReplySender<T>, CallError)> {
+        assert!(call.cost > 0, "what takes nothing of the window is not bounded by it");
         if let Link::Failing(error) = &self.link {
             return Err((call.answer, error.clone()));
         }
-        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
-        if waiting >= WAITING_CALLS_MAX || self.waiting_bytes + call.cost > WAITING_BYTES_MAX {
+        if self.waiting_calls() >= WAITING_CALLS_MAX
+            || self.waiting_bytes + call.cost > WAITING_BYTES_MAX
+        {
             return Err((call.answer, CallError::Unreachable));
         }
         self.waiting_bytes += call.cost;
         self.earliest = self.earliest.min(call.deadline);
+        assert!(self.earliest <= call.deadline, "a deadline that nobody looks after");
         self.waiting[usize::from(call.leads_on)].push_back(call);
+        let calls = self.waiting_calls();
+        assert!(calls <= WAITING_CALLS_MAX, "{calls} calls wait");
+        assert!(self.waiting_bytes <= WAITING_BYTES_MAX, "{} bytes wait", self.waiting_bytes);
         Ok(())
+    }
+
+    fn waiting_calls(&self) -> usize {
+        self.waiting.iter().map(VecDeque::len).sum()
     }
 
     /// The next call to send now, if the link and the window allow one, with its request id.
@@ -146,8 +165,36 @@ impl<T> Outgoing<T> {
         self.waiting_bytes -= call.cost;
         self.taken[of] = (self.taken[of].0 + 1, self.taken[of].1 + call.cost);
         let Call { message, cost, leads_on, deadline, answer, begun } = call;
+        assert_eq!(usize::from(leads_on), of, "a call that waited among the others");
+        let before = self.sent.last_key_value().map(|(&id, _)| id);
+        assert!(before.is_none_or(|before| before < id), "request {id} after {before:?}");
         self.sent.insert(id, Sent { cost, leads_on, deadline, begun, answer: Some(answer) });
+        self.check_window(window);
         Some((id, message))
+    }
+
+    /// What the peer allows holds after every request that is sent.
+    fn check_window(&self, window: Window) {
+        let [(others, other_bytes), (leading, leading_bytes)] = self.taken;
+        let (requests, bytes) = (others + leading, other_bytes + leading_bytes);
+        assert_eq!(requests, self.sent.len(), "requests sent, and what they take of the window");
+        assert!(
+            requests == 1 || requests <= window.requests as usize && bytes <= window.bytes,
+            "{requests} requests of {bytes} bytes in a window of {} and {}",
+            window.requests,
+            window.bytes
+        );
+        // What they wait for has the other half.
+        assert!(
+            leading <= 1
+                || leading <= window.requests as usize / 2 && leading_bytes <= window.bytes / 2,
+            "{leading} requests of {leading_bytes} bytes lead on"
+        );
+        assert!(
+            self.waiting_bytes > 0 || self.waiting_calls() == 0,
+            "{} calls wait and take nothing",
+            self.waiting_calls()
+        );
     }
 
     /// A reply (or a refusal) of that request arrived: its part of the window is free again.
@@ -157,6 +204,11 @@ impl<T> Outgoing<T> {
         let Some(sent) = self.sent.remove(&id) else { return Found::Unknown };
         let taken = &mut self.taken[usize::from(sent.leads_on)];
         *taken = (taken.0 - 1, taken.1 - sent.cost);
+        assert!(
+            !self.sent.is_empty() || self.taken == [(0, 0); 2],
+            "nothing is unanswered, and {:?} of the window is taken",
+            self.taken
+        );
         match sent.answer {
             Some(answer) => Found::Caller(answer, sent.begun),
             None => Found::Late,
@@ -166,25 +218,37 @@ impl<T> Outgoing<T> {
     /// A connection is there; what waits may go.
     pub(crate) fn on_up(&mut self, window: Window) {
         assert!(self.sent.is_empty(), "requests belong to one connection");
+        assert_eq!(self.taken, [(0, 0); 2], "the window of a new connection is free");
+        assert!(!self.is_up(), "a connection takes the place of one that is in use");
+        assert!(window.requests > 0 && window.bytes > 0, "a window that nothing fits into");
         self.link = Link::Up(window);
         self.next_id = 1;
     }
 
     /// The connection is lost and a new one is being opened: whoever has an answer coming gets
     /// the error next to it.
-    pub(crate) fn on_lost(&mut self) -> Vec<(Answer<T>, CallError)> {
+    pub(crate) fn on_lost(&mut self) -> Vec<(ReplySender<T>, CallError)> {
+        assert!(self.is_up(), "what is lost was there");
         self.link = Link::Opening;
         self.drain(&CallError::Unreachable)
     }
 
     /// No connection could be opened: calls fail with `error` until one is there.
-    pub(crate) fn on_failed(&mut self, error: CallError) -> Vec<(Answer<T>, CallError)> {
+    pub(crate) fn on_failed(&mut self, error: CallError) -> Vec<(ReplySender<T>, CallError)> {
+        assert!(!self.is_up() && self.sent.is_empty(), "requests are sent over a link only");
+        // What was never sent must not look as if it might have been carried out.
+        assert!(
+            matches!(error, CallError::Unreachable | CallError::Refused(_)),
+            "calls that were not sent fail: {error}"
+        );
         let out = self.drain(&error);
         self.link = Link::Failing(error);
         out
     }
 
-    fn drain(&mut self, unsent: &CallError) -> Vec<(Answer<T>, CallError)> {
+    fn drain(&mut self, unsent: &CallError) -> Vec<(ReplySender<T>, CallError)> {
+        let in_flight = self.sent.values().filter(|s| s.answer.is_some()).count();
+        let open = in_flight + self.waiting_calls();
         let sent = std::mem::take(&mut self.sent).into_values();
         let mut out: Vec<_> =
             sent.filter_map(|s| s.answer).map(|a| (a, CallError::Disconnected)).collect();
@@ -195,6 +259,9 @@ impl<T> Outgoing<T> {
         out.extend(waiting.map(|c| (c.answer, unsent.clone())));
         (self.taken, self.waiting_bytes) = ([(0, 0); 2], 0);
         self.earliest = Nanos::NEVER;
+        assert_eq!(out.len(), open, "every call that is open is answered when its link ends");
+        let left = self.waiting_calls() + self.sent.len();
+        assert_eq!(left, 0, "calls without a link, and nobody who answers them");
         out
     }
 
@@ -204,7 +271,7 @@ impl<T> Outgoing<T> {
     }
 
     /// The calls whose deadline is at or before `now`.
-    pub(crate) fn expire(&mut self, now: Nanos) -> Vec<(Answer<T>, CallError)> {
+    pub(crate) fn expire(&mut self, now: Nanos) -> Vec<(ReplySender<T>, CallError)> {
         if self.earliest > now {
             return Vec::new();
         }
@@ -217,6 +284,7 @@ impl<T> Outgoing<T> {
                 self.earliest = self.earliest.min(sent.deadline);
             }
         }
+        let (in_flight, waiting) = (out.len(), self.waiting_calls());
         for call in self.waiting.iter_mut().flat_map(std::mem::take).collect::<Vec<_>>() {
             if call.deadline <= now {
                 self.waiting_bytes -= call.cost;
@@ -226,13 +294,44 @@ impl<T> Outgoing<T> {
                 self.waiting[usize::from(call.leads_on)].push_back(call);
             }
         }
+        let given_up = out.len() - in_flight;
+        assert_eq!(waiting, self.waiting_calls() + given_up, "a call waits or is answered");
+        assert!(self.earliest > now, "{} has passed at {now}", self.earliest);
         out
+    }
+
+    /// # Panics
+    /// What the counts say is not what is there. In simulation only: it looks at every call.
+    pub(crate) fn audit(&self) {
+        let mut taken = [(0, 0); 2];
+        for (&id, sent) in &self.sent {
+            assert!(0 < id && id < self.next_id, "request {id} of {}", self.next_id);
+            let of = &mut taken[usize::from(sent.leads_on)];
+            *of = (of.0 + 1, of.1 + sent.cost);
+            let is_seen = sent.answer.is_none() || self.earliest <= sent.deadline;
+            assert!(is_seen, "request {id} ends at {}, not {}", sent.deadline, self.earliest);
+        }
+        assert_eq!(taken, self.taken, "the window is taken by what is unanswered");
+        let mut bytes = 0;
+        for (leads_on, waiting) in [false, true].into_iter().zip(&self.waiting) {
+            for call in waiting {
+                bytes += call.cost;
+                assert_eq!(call.leads_on, leads_on, "a call waits among the others");
+                assert!(self.earliest <= call.deadline, "a call waits beyond its deadline");
+            }
+        }
+        assert_eq!(bytes, self.waiting_bytes, "bytes of what waits");
+        match self.link {
+            Link::Up(_) => {}
+            Link::Opening => assert!(self.sent.is_empty(), "requests without a connection"),
+            Link::Failing(_) => assert_eq!(self.waiting_calls(), 0, "calls wait for nothing"),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Call, Found, Outgoing, Window};
+    use super::{Call, Found, Outgoing, ReplySender, Window};
     use crate::error::CallError;
     use crate::limits::{WAITING_BYTES_MAX, WAITING_CALLS_MAX};
     use crate::message::Encoded;
@@ -260,7 +359,7 @@ mod tests {
         heard
     }
 
-    fn tell(failed: Vec<(Answer<u8>, CallError)>) {
+    fn tell(failed: Vec<(ReplySender<u8>, CallError)>) {
         failed.into_iter().for_each(|(a, e)| a.send(Err(e)));
     }
 

@@ -3,11 +3,9 @@
 //!
 //! Invariant: nothing is asked of whoever answers; the connection ends after the handshake.
 
+use crate::identity::Identity;
 use crate::limits::CONNECT_WITHIN;
-use crate::peers::Identity;
-use atoll_format::frame::{
-    FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
-};
+use atoll_format::frame::{FrameHead, FrameKind, Hello, VERSION_HANDSHAKE};
 use atoll_format::id::Incarnation;
 use atoll_world::{Conn, Lane, Net, Packet, World};
 
@@ -45,23 +43,4 @@ fn life(me: &Identity, packet: &Packet) -> Option<Incarnation> {
     let welcome = Hello::decode(&packet.body).ok().filter(|_| head.kind == FrameKind::Welcome)?;
     let same = welcome.cluster == me.cluster && welcome.from == me.host;
     (same && welcome.incarnation != me.incarnation).then_some(welcome.incarnation)
-}
-
-impl Identity {
-    /// What this host says of itself to `to`.
-    pub(crate) fn hello(&self, to: atoll_format::id::HostId, lane: Lane) -> Hello {
-        Hello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            lane: lane as u8,
-            cluster: self.cluster,
-            from: self.host,
-            to,
-            incarnation: self.incarnation,
-            features: FEATURES,
-            window_requests: 0,
-            window_bytes: 0,
-            name: self.name.clone(),
-        }
-    }
 }

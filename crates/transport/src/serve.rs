@@ -3,13 +3,15 @@
 //! Requests are handled in one task per connection. Each new handler is polled once, in the order
 //! of arrival, before the next packet is taken; replies of one turn leave together.
 
+use crate::identity::Twin;
 use crate::limits::{ACCEPT_PAUSE, CONNECT_WITHIN, CPU_PER_FRAME, CPU_PER_KIB, HANDSHAKES_MAX};
-use crate::message::{Message, Service};
-use crate::peers::{ConnOf, Inner, Link, Peer, Twin, cost};
+use crate::message::{Message, Service, audit_encoded};
+use crate::outgoing::cost;
+use crate::state::{ConnOf, Link, Peer, TransportState};
 use atoll_format::frame::{
     FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
-use atoll_world::many::Many;
+use atoll_world::task_set::TaskSet;
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::{Either, poll_fn, select};
 use std::cell::{Cell, RefCell};
@@ -19,81 +21,92 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 /// Accepts connections until the end.
-pub(crate) async fn accept<W: World, S: Service>(inner: Rc<Inner<W, S>>) {
+pub(crate) async fn accept<W: World, S: Service>(state: Rc<TransportState<W, S>>) {
     loop {
         let next = {
-            let stopping = pin!(inner.stopping.notified());
-            if inner.stopped.get() {
+            let stopping = pin!(state.stopping.notified());
+            if state.stopped.get() {
                 return;
             }
-            match select(stopping, pin!(inner.world.net().accept())).await {
+            match select(stopping, pin!(state.world.net().accept())).await {
                 Either::Left(_) => return,
                 Either::Right((next, _)) => next,
             }
         };
         match next {
-            Ok(conn) if inner.handshakes.get() < HANDSHAKES_MAX => {
-                inner.handshakes.set(inner.handshakes.get() + 1);
-                inner.world.spawn(welcome(inner.clone(), conn));
+            Ok(conn) if state.handshakes.get() < HANDSHAKES_MAX => {
+                state.handshakes.set(state.handshakes.get() + 1);
+                assert!(state.handshakes.get() <= HANDSHAKES_MAX, "handshakes under way");
+                state.world.spawn(welcome(state.clone(), conn));
             }
             Ok(conn) => conn.close(),
-            Err(_) => inner.world.sleep(ACCEPT_PAUSE).await,
+            Err(_) => state.world.sleep(ACCEPT_PAUSE).await,
         }
     }
 }
 
 /// Shakes hands on a new connection, then serves it.
-async fn welcome<W: World, S: Service>(inner: Rc<Inner<W, S>>, conn: ConnOf<W>) {
-    let until = inner.world.now() + CONNECT_WITHIN;
-    let first = inner.world.timeout_at(until, conn.recv()).await;
-    inner.handshakes.set(inner.handshakes.get() - 1);
-    if inner.stopped.get() {
+async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: ConnOf<W>) {
+    let until = state.world.now() + CONNECT_WITHIN;
+    let first = state.world.timeout_at(until, conn.recv()).await;
+    assert!(state.handshakes.get() > 0, "a handshake that was not counted ends");
+    state.handshakes.set(state.handshakes.get() - 1);
+    if state.stopped.get() {
         return conn.close();
     }
     let Ok(Ok(packet)) = first else { return conn.close() };
-    let Some(head) = inner.checked(&packet) else { return conn.close() };
+    let Some(head) = state.checked(&packet) else { return conn.close() };
     let hello = match Hello::decode(&packet.body) {
         Ok(hello) if head.kind == FrameKind::Hello => hello,
         _ => {
-            inner.count(|c| c.frames_bad += 1);
+            state.count(|c| c.frames_bad += 1);
             return conn.close();
         }
     };
-    let me = &inner.identity;
+    let me = &state.identity;
     if (hello.cluster, hello.from, hello.to) == (me.cluster, me.host, me.host) {
-        return answer_twin(&inner, &conn, hello).await;
+        return answer_twin(&state, &conn, hello).await;
     }
-    let (version, lane) = match judge(&inner, &hello) {
+    let (version, lane) = match judge(&state, &hello) {
         Ok(agreed) => agreed,
-        Err(why) => return refuse(&inner, &conn, &why).await,
+        Err(why) => return refuse(&state, &conn, &why).await,
     };
-    let Some(peer) = inner.peer_or_new(hello.from) else {
-        let why = format!("host '{}' knows too many hosts already", inner.identity.name);
-        return refuse(&inner, &conn, &why).await;
+    assert!(
+        hello.cluster == me.cluster && hello.to == me.host && hello.from != me.host,
+        "host {} of cluster {} is welcome here",
+        hello.from,
+        hello.cluster
+    );
+    let Some(peer) = state.peer_or_new(hello.from) else {
+        let why = format!("host '{}' knows too many hosts already", state.identity.name);
+        return refuse(&state, &conn, &why).await;
     };
-    let heard = Rc::new(Cell::new(inner.world.now()));
-    let (serial, life) = (inner.serial(), hello.incarnation);
+    let heard = Rc::new(Cell::new(state.world.now()));
+    let (serial, life) = (state.serial(), hello.incarnation);
     let link = Link { conn: conn.clone(), serial, life, version, heard };
-    inner.met(&peer, hello.incarnation);
-    inner.heard(&peer, head.load);
-    inner.accepted(&peer, lane, link.clone());
+    state.met(&peer, hello.incarnation);
+    state.heard(&peer, head.load);
+    state.accepted(&peer, lane, link.clone());
     let answer = Hello {
         version_min: version,
         version_max: version,
         features: FEATURES & hello.features,
-        window_requests: inner.window().requests,
-        window_bytes: inner.window().bytes,
-        ..inner.hello(hello.from, lane)
+        window_requests: state.window().requests,
+        window_bytes: state.window().bytes,
+        ..state.hello(hello.from, lane)
     };
     let body = answer.encode();
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
-    inner.send(&conn, head, body, Vec::new());
-    serve(&inner, &peer, lane, &link).await;
+    state.send(&conn, head, body, Vec::new());
+    serve(&state, &peer, lane, &link).await;
 }
 
 /// The version and lane to use with this host; or why it is not talked to. Names both sides.
-fn judge<W: World, S: Service>(inner: &Inner<W, S>, hello: &Hello) -> Result<(u16, Lane), String> {
-    let (me, them) = (&inner.identity, hello);
+fn judge<W: World, S: Service>(
+    state: &TransportState<W, S>,
+    hello: &Hello,
+) -> Result<(u16, Lane), String> {
+    let (me, them) = (&state.identity, hello);
     if them.cluster != me.cluster {
         return Err(format!(
             "host '{}' is of cluster {}, host '{}' of cluster {}",
@@ -113,32 +126,38 @@ fn judge<W: World, S: Service>(inner: &Inner<W, S>, hello: &Hello) -> Result<(u1
             me.name, them.name, them.version_min, them.version_max
         ));
     }
+    let both = (VERSION_MIN.max(them.version_min), VERSION_MAX.min(them.version_max));
+    assert!(both.0 <= version && version <= both.1, "version {version} of {both:?}");
     let lane = Lane::from_code(them.lane)
         .ok_or_else(|| format!("lane {} is unknown to host '{}'", them.lane, me.name))?;
     Ok((version, lane))
 }
 
 /// Another process asks as this host: it is told that this one lives, and nothing else.
-async fn answer_twin<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, hello: Hello) {
-    inner.count(|c| c.handshakes_refused += 1);
-    if hello.incarnation != inner.identity.incarnation {
+async fn answer_twin<W: World, S: Service>(
+    state: &TransportState<W, S>,
+    conn: &ConnOf<W>,
+    hello: Hello,
+) {
+    state.count(|c| c.handshakes_refused += 1);
+    if hello.incarnation != state.identity.incarnation {
         let name = hello.name.chars().filter(|c| !c.is_control()).collect();
-        inner.twin(Twin::Refused { name, from: conn.peer() });
+        state.twin(Twin::Refused { name, from: conn.peer() });
     }
-    let body = inner.hello(hello.from, Lane::Control).encode();
+    let body = state.hello(hello.from, Lane::Control).encode();
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
-    inner.send(conn, head, body, Vec::new());
-    let until = inner.world.now() + CONNECT_WITHIN;
-    let _ = inner.world.timeout_at(until, conn.recv()).await;
+    state.send(conn, head, body, Vec::new());
+    let until = state.world.now() + CONNECT_WITHIN;
+    let _ = state.world.timeout_at(until, conn.recv()).await;
     conn.close();
 }
 
 /// Says why not, and gives the peer time to read it before the connection breaks.
-async fn refuse<W: World, S: Service>(inner: &Inner<W, S>, conn: &ConnOf<W>, why: &str) {
-    inner.count(|c| c.handshakes_refused += 1);
-    inner.send_text(conn, VERSION_HANDSHAKE, FrameKind::Refuse, 0, why);
-    let until = inner.world.now() + CONNECT_WITHIN;
-    let _ = inner.world.timeout_at(until, conn.recv()).await;
+async fn refuse<W: World, S: Service>(state: &TransportState<W, S>, conn: &ConnOf<W>, why: &str) {
+    state.count(|c| c.handshakes_refused += 1);
+    state.send_text(conn, VERSION_HANDSHAKE, FrameKind::Refuse, 0, why);
+    let until = state.world.now() + CONNECT_WITHIN;
+    let _ = state.world.timeout_at(until, conn.recv()).await;
     conn.close();
 }
 
@@ -171,11 +190,11 @@ impl<T> Future for Running<T> {
 
 /// One connection in, while it lives.
 struct Serving<'a, W: World, S: Service> {
-    inner: &'a Inner<W, S>,
+    state: &'a TransportState<W, S>,
     link: &'a Link<W>,
     from: atoll_format::id::HostId,
     lane: Lane,
-    running: RefCell<Many<Running<S::Reply>>>,
+    running: RefCell<TaskSet<Running<S::Reply>>>,
     /// Requests and bytes of the window in use, as this side sees it.
     requests: Cell<u32>,
     bytes: Cell<u64>,
@@ -183,13 +202,13 @@ struct Serving<'a, W: World, S: Service> {
 
 /// Answers the requests of a connection until it ends and every handler has.
 async fn serve<W: World, S: Service>(
-    inner: &Inner<W, S>,
+    state: &TransportState<W, S>,
     peer: &Rc<Peer<W, S>>,
     lane: Lane,
     link: &Link<W>,
 ) {
     let serving = Serving {
-        inner,
+        state,
         link,
         from: peer.host,
         lane,
@@ -200,14 +219,14 @@ async fn serve<W: World, S: Service>(
     {
         let mut reader = pin!(async {
             while let Ok(packet) = link.conn.recv().await {
-                let Some(head) = inner.checked(&packet) else { break };
-                inner.heard_over(link, peer, head.load);
+                let Some(head) = state.checked(&packet) else { break };
+                state.heard_over(link, peer, head.load);
                 if serving.on_packet(&head, packet).await.is_err() {
                     break;
                 }
             }
             link.conn.close();
-            inner.accepted_ended(peer, lane, link.serial);
+            state.accepted_ended(peer, lane, link.serial);
         });
         let mut reading = true;
         poll_fn(|cx| {
@@ -232,13 +251,13 @@ struct Ended;
 impl<W: World, S: Service> Serving<'_, W, S> {
     async fn on_packet(&self, head: &FrameHead, packet: Packet) -> Result<(), Ended> {
         let kib = u64::from(head.payload_len >> 10);
-        self.inner.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
+        self.state.world.charge(CPU_PER_FRAME + CPU_PER_KIB * kib).await;
         let in_place = head.version == self.link.version;
         match head.kind {
             FrameKind::Request if in_place => self.on_request(head, packet).await,
             FrameKind::Ping if in_place => {
                 let pong = FrameHead::new(self.link.version, FrameKind::Pong, head.request_id, &[]);
-                self.inner.send(&self.link.conn, pong, Vec::new(), Vec::new());
+                self.state.send(&self.link.conn, pong, Vec::new(), Vec::new());
                 Ok(())
             }
             FrameKind::Goodbye => Err(Ended),
@@ -247,7 +266,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
     }
 
     fn bad(&self) -> Result<(), Ended> {
-        self.inner.count(|c| c.frames_bad += 1);
+        self.state.count(|c| c.frames_bad += 1);
         Err(Ended)
     }
 
@@ -266,20 +285,20 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         let cost = cost(body, payload, reply_bytes);
         let data = (payload + reply_bytes) as usize;
         let (requests, bytes) = (self.requests.get() + 1, self.bytes.get() + cost);
-        let window = self.inner.window();
+        let window = self.state.window();
         if requests > window.requests || bytes > window.bytes {
             // More than this side has ever allowed.
             return self.bad();
         }
         self.requests.set(requests);
         self.bytes.set(bytes);
-        self.inner.serving.set(self.inner.serving.get() + 1);
-        self.inner.count(|c| c.requests_served += 1);
-        let handler = Box::pin(self.inner.service.handle(self.from, request));
+        self.state.serving.set(self.state.serving.get() + 1);
+        self.state.count(|c| c.requests_served += 1);
+        let handler = Box::pin(self.state.service.handle(self.from, request));
         let begun = match self.lane {
             Lane::Data => {
-                self.inner.world.request_begins(data);
-                self.inner.world.stage(Stage::Serve)
+                self.state.world.request_begins(data);
+                self.state.world.stage(Stage::Serve)
             }
             _ => None,
         };
@@ -288,25 +307,39 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         if let Poll::Ready(done) = first {
             self.finish(done);
         }
+        let running = self.running.borrow().len();
+        assert_eq!(running, self.requests.get() as usize, "handlers at work, requests counted");
         Ok(())
     }
 
     fn refuse(&self, id: u64, text: &str) {
-        self.inner.count(|c| c.messages_refused += 1);
-        let text = format!("host '{}': {text}", self.inner.identity.name);
-        self.inner.send_text(&self.link.conn, VERSION_HANDSHAKE, FrameKind::Refuse, id, &text);
+        self.state.count(|c| c.messages_refused += 1);
+        let text = format!("host '{}': {text}", self.state.identity.name);
+        self.state.send_text(&self.link.conn, VERSION_HANDSHAKE, FrameKind::Refuse, id, &text);
     }
 
     /// Sends the reply, and with it the credit of its request.
     fn finish(&self, done: Done<S::Reply>) {
-        self.requests.set(self.requests.get() - 1);
-        self.bytes.set(self.bytes.get() - done.cost);
-        self.inner.serving.set(self.inner.serving.get() - 1);
+        let (requests, bytes) = (self.requests.get(), self.bytes.get());
+        assert!(requests > 0 && bytes >= done.cost, "{requests} requests of {bytes} bytes");
+        // Those of this connection are among those of all.
+        assert!(self.state.serving.get() >= requests, "requests at work on this host");
+        self.requests.set(requests - 1);
+        self.bytes.set(bytes - done.cost);
+        self.state.serving.set(self.state.serving.get() - 1);
+        assert!(
+            self.requests.get() > 0 || self.bytes.get() == 0,
+            "{} bytes are left of no request",
+            self.bytes.get()
+        );
         if self.lane == Lane::Data {
-            self.inner.world.request_ends(done.data);
+            self.state.world.request_ends(done.data);
         }
-        self.inner.world.end_stage(Stage::Serve, done.begun);
+        self.state.world.end_stage(Stage::Serve, done.begun);
         let message = done.reply.encode();
+        if self.state.world.audits() {
+            audit_encoded::<S::Reply>(&message);
+        }
         let head = FrameHead::message(
             self.link.version,
             FrameKind::Reply,
@@ -318,7 +351,7 @@ impl<W: World, S: Service> Serving<'_, W, S> {
         );
         match head {
             Ok(head) => {
-                self.inner.send(&self.link.conn, head, message.body, message.payload);
+                self.state.send(&self.link.conn, head, message.body, message.payload);
             }
             Err(e) => self.refuse(done.id, &format!("the request was carried out, but: {e}")),
         }

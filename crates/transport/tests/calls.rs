@@ -3,7 +3,9 @@
 
 mod world;
 
-use atoll_format::frame::{FrameHead, FrameKind, HEAD_LEN, Hello, VERSION_HANDSHAKE};
+use atoll_format::frame::{
+    FrameHead, FrameKind, HEAD_LEN, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
+};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_transport::{
     BadMessage, CallError, Encoded, Identity, Message, Peers, Service, Twin, limits,
@@ -494,8 +496,8 @@ fn frame(version: u16, kind: FrameKind, id: u64, body: Vec<u8>) -> Packet {
 
 fn hello(change: impl FnOnce(&mut Hello)) -> Packet {
     let mut hello = Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
         lane: Lane::Data as u8,
         cluster: ClusterId(1),
         from: A,
@@ -513,7 +515,8 @@ fn hello(change: impl FnOnce(&mut Hello)) -> Packet {
 fn request(id: u64, message: Text) -> Packet {
     let m = message.encode();
     let payload = m.payload.iter().map(|p| &p[..]);
-    let head = FrameHead::message(1, FrameKind::Request, id, m.kind, &m.body, payload, false);
+    let head =
+        FrameHead::message(VERSION_MAX, FrameKind::Request, id, m.kind, &m.body, payload, false);
     Packet { head: head.unwrap().encode(), body: m.body, payload: m.payload }
 }
 
@@ -531,13 +534,18 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
         let (head, packet) = answer(&conn).await.unwrap();
         let welcome = Hello::decode(&packet.body).unwrap();
         assert_eq!(head.kind, FrameKind::Welcome);
-        assert_eq!((welcome.version_min, welcome.version_max), (1, 1));
+        assert_eq!((welcome.version_min, welcome.version_max), (2, 2));
         assert_eq!((welcome.from, welcome.to, welcome.lane), (B, A, Lane::Data as u8));
         type Case = (fn(&mut Hello), &'static [&'static str]);
-        let refusals: [Case; 4] = [
+        let refusals: [Case; 5] = [
             (
-                |h| (h.version_min, h.version_max) = (2, 3),
-                &["'beta' speaks wire versions 1 to 1", "'alpha' 2 to 3"],
+                |h| (h.version_min, h.version_max) = (3, 4),
+                &["'beta' speaks wire versions 2 to 2", "'alpha' 3 to 4"],
+            ),
+            // The releases before the wire changed for the last time.
+            (
+                |h| (h.version_min, h.version_max) = (1, 1),
+                &["'beta' speaks wire versions 2 to 2", "'alpha' 1 to 1"],
             ),
             (|h| h.cluster = ClusterId(7), &["'alpha' of cluster 0000000000000007", "'beta'"]),
             (|h| h.to = HostId(7), &["looking for 0000000000000007", "'beta'"]),
@@ -554,7 +562,7 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
             assert!(answer(&conn).await.is_none());
         }
         assert!(log.begun.borrow().is_empty());
-        assert_eq!(b.counters().handshakes_refused, 4);
+        assert_eq!(b.counters().handshakes_refused, 5);
     });
 }
 
@@ -649,7 +657,7 @@ fn a_late_welcome_of_a_life_that_is_over_ends_nothing() {
         };
         let welcome = hello(late).body;
         dialled.send(frame(VERSION_HANDSHAKE, FrameKind::Welcome, 0, welcome)).unwrap();
-        dialled.send(frame(1, FrameKind::Goodbye, 0, Vec::new())).unwrap();
+        dialled.send(frame(VERSION_MAX, FrameKind::Goodbye, 0, Vec::new())).unwrap();
         assert!(answer(&dialled).await.is_none(), "not used");
         new.send(request(3, text(1))).unwrap();
         answer(&new).await.expect("the new life is talked to as before");
@@ -681,7 +689,7 @@ fn a_second_hello_and_frames_out_of_place_end_the_connection() {
         let out_of_place = [
             hello(|_| {}),
             frame(VERSION_HANDSHAKE, FrameKind::Refuse, 1, vec![]),
-            frame(1, FrameKind::Pong, 1, vec![]),
+            frame(VERSION_MAX, FrameKind::Pong, 1, vec![]),
         ];
         for (n, packet) in out_of_place.into_iter().enumerate() {
             let conn = raw(&lab).await;
@@ -757,8 +765,8 @@ fn no_bytes_bring_a_host_down() {
             for _ in 0..3 {
                 let mut packet = match random() % 4 {
                     0 => hello(|h| h.lane = 2),
-                    1 => frame(1, FrameKind::Ping, random(), vec![]),
-                    2 => frame(1, FrameKind::Goodbye, 0, vec![b'x'; 10]),
+                    1 => frame(VERSION_MAX, FrameKind::Ping, random(), vec![]),
+                    2 => frame(VERSION_MAX, FrameKind::Goodbye, 0, vec![b'x'; 10]),
                     _ => request(random() + 1, Text { payload: vec![3; 100], ..text(1) }),
                 };
                 match random() % 5 {

@@ -35,7 +35,7 @@ pub struct ComponentStatus {
     /// Bytes of capacity it uses.
     pub used_bytes: u64,
     /// Parts of it may be missing after damage that could not be told from a clean end: it must
-    /// be compared with other members before it serves (`store.md` S8, rule 18).
+    /// be compared with other members before it serves (S18 of `docs/store.md`).
     pub doubtful: bool,
     /// It is being brought up to date ([`Components::open_session`]): even if it has the
     /// newest operation, it may lack any above this one.
@@ -95,8 +95,8 @@ pub struct Copy {
     pub chunk: u32,
     /// At most 256, ascending.
     pub blocks: Vec<CopyBlock>,
-    /// Put a block in only while its seq here is still this one (repair: never older, R17 of
-    /// `store.md`); without it, always.
+    /// Put a block in only while its seq here is still this one (repair: never older, S17 of
+    /// `docs/store.md`); without it, always.
     pub only_if: Option<Seq>,
     /// Operations that come, or go, with the blocks, in one step with them: a crash leaves both or
     /// neither (R21). At most [`COPY_TICKETS_MAX`]; none without blocks, or with `only_if`, which
@@ -325,7 +325,7 @@ pub trait Components: Clone + 'static {
     /// `incomplete`, to bring the component up to date from that operation on: from then on,
     /// durably and whatever sessions come, it may lack any operation above the lowest that was
     /// said, until [`Components::complete`]. What is put back from the middle of that is known by
-    /// it (S18): its newest operation is a maximum (F11).
+    /// it (S18): its newest operation is a maximum.
     fn open_session(
         &self,
         id: ComponentId,

@@ -1,7 +1,7 @@
 //! The cluster's state: a small, linearizable key-value store with compare-and-swap.
 //!
 //! Whoever decides does so by a [`Txn`] that writes (compare on revision). Everything else -
-//! `get`, `list`, `watch`, hints - may be stale and only feeds caches (`ecosystem.md` 3, R1-R3).
+//! `get`, `list`, `watch`, hints - may be stale and only feeds caches.
 //! One conformance suite runs against every implementation.
 
 use std::future::Future;
@@ -32,7 +32,7 @@ pub struct Compare {
 
 /// A change of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum KeyChange {
     /// Creates or replaces.
     Put(String, Vec<u8>),
     /// Removes; nothing happens if there is no such key.
@@ -45,7 +45,7 @@ pub struct Txn {
     /// All must hold.
     pub compares: Vec<Compare>,
     /// At least one.
-    pub changes: Vec<Change>,
+    pub changes: Vec<KeyChange>,
 }
 
 /// What became of a transaction.
@@ -84,7 +84,7 @@ pub enum DirectoryError {
     #[error("the directory cannot be reached: {0}")]
     Unavailable(String),
     /// The answer was lost: the transaction may or may not have been, or may yet be, carried out
-    /// (`protocol.md` R12).
+    /// (R12 of `docs/mirror.md`).
     #[error("the directory did not answer; the outcome is unknown: {0}")]
     Unknown(String),
     /// The watch cannot go on from that revision: list again.

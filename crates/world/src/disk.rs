@@ -17,7 +17,7 @@ pub enum Durability {
 /// not ordered. Buffers are owned, because a ring may still be using them when a future is dropped.
 ///
 /// After any error of `write` or `flush` nothing is known of unflushed data; a caller never
-/// retries a flush (`reliability.md` 6.9).
+/// retries a flush: it may succeed although what was cached is lost.
 pub trait Disk: Clone + 'static {
     /// Its size now, in bytes, rounded down to 4 KiB.
     fn len_bytes(&self) -> u64;

@@ -11,12 +11,12 @@ pub mod buf;
 pub mod components;
 pub mod directory;
 pub mod disk;
-pub mod many;
 pub mod mutant;
 pub mod net;
 pub mod stages;
 pub mod stream;
 pub mod sync;
+pub mod task_set;
 pub mod time;
 pub mod volume;
 
@@ -163,7 +163,7 @@ impl<W: World, T> Drop for Persist<W, T> {
     }
 }
 
-/// Marks a state that some test or seed must reach (`style.md` rule 11). Costs a relaxed add.
+/// Marks a state that some test or seed must reach. Costs a relaxed add.
 #[macro_export]
 macro_rules! sometimes {
     ($name:literal) => {{

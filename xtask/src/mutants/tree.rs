@@ -198,6 +198,8 @@ impl Tree {
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
             .env("RUSTFLAGS", "-Awarnings")
+            // Tests run once a mutant, and are built once.
+            .env("CARGO_PROFILE_TEST_OPT_LEVEL", "2")
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
             .stderr(std::process::Stdio::inherit())

@@ -4,7 +4,7 @@ use super::out::{Color, Format};
 use atoll_api::Endpoint;
 use atoll_format::units::parse_size;
 use atoll_sim::fault::FaultKind;
-use atoll_sim::part;
+use atoll_sim::fault::subset;
 use atoll_sim::scale::{CpuPerIo, DiskKind, Network, Place, Workload};
 use atoll_world::Nanos;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -430,6 +430,15 @@ pub enum Volume {
         #[arg(long)]
         shrink: bool,
     },
+    /// Change the limit of a volume, also while it is in use
+    #[command(after_help = "Example: atoll volume set vm1 --iops-limit 500")]
+    Set {
+        /// Its name
+        name: String,
+        /// I/Os per second of all its clients together, or "none"
+        #[arg(long, value_parser = parse_iops)]
+        iops_limit: u32,
+    },
     /// Delete a volume that nobody uses
     #[command(after_help = "Example: atoll volume delete vm1 --yes")]
     Delete {
@@ -569,6 +578,9 @@ pub struct Events {
     /// Only events with a higher id, or later than a time: 2026-11-20T12:00:00Z, or as shown
     #[arg(long, value_name = "ID|TIME", value_parser = parse_since)]
     pub since: Option<u64>,
+    /// Only what came after this position: `position` of a list, `cursor` of a followed event
+    #[arg(long, value_name = "POSITION")]
+    pub cursor: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -647,7 +659,7 @@ pub struct SimMake {
     pub ops: Option<u64>,
     /// On a store without faults of its own
     #[arg(long)]
-    pub ideal_store: bool,
+    pub reference_store: bool,
     /// Media of all hosts are damaged: what is still given must be right, the rest refused in time
     #[arg(long)]
     pub beyond: bool,
@@ -909,11 +921,11 @@ fn named<T: Copy + Send + Sync + 'static>(
 }
 
 fn parse_moment(text: &str) -> Result<Nanos, String> {
-    part::moment(text).ok_or_else(|| format!("'{text}' is not a moment (examples: 41s, 12.5s)"))
+    subset::moment(text).ok_or_else(|| format!("'{text}' is not a moment (examples: 41s, 12.5s)"))
 }
 
 fn parse_window(text: &str) -> Result<(FaultKind, Nanos, Nanos), String> {
-    part::window(text)
+    subset::window(text)
 }
 
 #[derive(Debug, Args)]

@@ -1,11 +1,13 @@
 //! Commands that are a request and its answer on the screen.
 
+use super::args::Cli;
 use super::args::{
     Command, Completion, Disk, Events, Group, Host, Man, Policy, Resync, Scrub, Session, Status,
     Task, Top, TopOf, Volume,
 };
+use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
-use super::{Context, args::Cli, profile, show};
+use super::{profile, show};
 use atoll_api::client::{Call, Followed};
 use atoll_api::envelope::{List, Missing};
 use atoll_api::routes::PREFIX;
@@ -15,7 +17,6 @@ use atoll_api::{Code, Problem, name};
 use atoll_format::units::iec;
 use clap::CommandFactory;
 use hyper::Method;
-use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -266,7 +267,15 @@ async fn disk(context: &Context, disk: Disk) -> Run {
         Disk::Show { path, host } => {
             let host = context.host(host).await?;
             let list = context.list(get(&format!("/hosts/{host}/disks"))).await?;
-            let List { kind: _, version, generated_at, items, next_cursor: _, missing } = list;
+            let List {
+                kind: _,
+                version,
+                generated_at,
+                items,
+                next_cursor: _,
+                position: _,
+                missing,
+            } = list;
             let found = items.into_iter().find(|disk: &types::Disk| disk.path == path);
             let Some(item) = found else {
                 let shown = name::show(&path);
@@ -400,6 +409,13 @@ async fn volume(context: &Context, volume: Volume) -> Run {
             let call = context.change(Method::POST, &path).json(&request);
             context.out.one(&context.item::<types::Volume>(call).await?)
         }
+        Volume::Set { name, iops_limit } => {
+            let path = format!("/volumes/{}", segment("volume", &name)?);
+            let iops_limit = Some(iops_limit);
+            let request = types::VolumePatch { iops_limit, ..types::VolumePatch::default() };
+            let call = context.change(Method::PATCH, &path).json(&request);
+            context.out.one(&context.item::<types::Volume>(call).await?)
+        }
         Volume::Delete { name, force } => {
             let path = format!("/volumes/{}", segment("volume", &name)?);
             let forced = if force { format!("{path}?force=true") } else { path.clone() };
@@ -514,33 +530,39 @@ async fn task(context: &Context, task: Task) -> Run {
 
 async fn events(context: &Context, events: Events) -> Run {
     let since = events.since.map(|id| format!("since={id}"));
-    let query = |more: Option<&str>| {
-        let parts: Vec<&str> = since.as_deref().into_iter().chain(more).collect();
-        if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) }
-    };
-    let mut list: List<types::Event> =
-        context.list(get(&format!("/events{}", query(None)))).await?;
-    list.items.sort_by_key(|event| event.id);
-    if !events.follow {
-        return context.out.list(&list);
-    }
+    let cursor = events.cursor.as_deref().map(|cursor| format!("cursor={}", escape(cursor)));
+    let parts: Vec<String> = since.into_iter().chain(cursor).collect();
+    let query = if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) };
     let mut out = context.out.clone();
-    if !matches!(out.format, Format::Json | Format::Yaml) {
+    let for_programs = matches!(out.format, Format::Json | Format::Yaml);
+    let mut list: List<types::Event> = List::new(Vec::new(), None, 0);
+    let mut position = events.cursor.clone().unwrap_or_default();
+    // A program goes on after any of them: each comes with its position, in the stream.
+    if !(events.follow && for_programs) {
+        list = context.list(get(&format!("/events{query}"))).await?;
+        if !events.follow {
+            return context.out.list(&list);
+        }
         out.list(&list)?;
         out.header = false;
-    } else {
-        for event in &list.items {
-            lines(&out, event)?;
-        }
+        // The stream begins where the list ended: no clock says what came between.
+        position = list.position.take().unwrap_or_default();
     }
-    // The stream begins with what was listed: no clock says what came between.
-    let mut listed: BTreeSet<(u64, String)> =
-        list.items.iter().map(|event| (event.id, event.host.clone())).collect();
-    let follow = format!("/events?follow=1&since={}", events.since.unwrap_or(0));
-    let mut stream = context.client.stream(get(&follow)).await?;
+    let begin = match &position[..] {
+        "" => format!("since={}", events.since.unwrap_or(0)),
+        position => format!("cursor={}", escape(position)),
+    };
+    let call = get(&format!("/events?follow=1&{begin}"));
+    if for_programs {
+        context.show(&call)?;
+    }
+    let mut stream = context.client.stream(call).await?;
     while let Some(said) = stream.next().await? {
         let data = match said {
-            Followed::Event(data) => data,
+            Followed::Event { cursor, data } => {
+                position = cursor;
+                data
+            }
             Followed::Missing(missing) => {
                 out.without(&missing);
                 continue;
@@ -548,22 +570,22 @@ async fn events(context: &Context, events: Events) -> Run {
         };
         let event: types::Event = serde_json::from_str(&data)
             .map_err(|e| Problem::new(Code::WrongServer, format!("an odd event: {e}")))?;
-        if listed.remove(&(event.id, event.host.clone())) {
-            continue;
-        }
-        if matches!(out.format, Format::Json | Format::Yaml) {
-            lines(&out, &event)?;
+        if for_programs {
+            lines(&out, &event, &position)?;
         } else {
             list.items = vec![event];
             out.list(&list)?;
         }
     }
-    Err(Problem::new(Code::Unavailable, "the daemon has ended the stream").into())
+    Err(Problem::new(Code::Unavailable, "the daemon has ended the stream")
+        .hint(format!("atoll events --follow --cursor {position} goes on"))
+        .into())
 }
 
-/// One event as a line of JSON, or as a YAML document of its own.
-fn lines(out: &Out, event: &types::Event) -> Run {
-    let value = serde_json::to_value(event).expect("events have string keys");
+/// One event and where to go on after it, as a line of JSON, or as a YAML document of its own.
+fn lines(out: &Out, event: &types::Event, cursor: &str) -> Run {
+    let mut value = serde_json::to_value(event).expect("events have string keys");
+    value["cursor"] = cursor.into();
     match out.format {
         Format::Yaml => out.data(&format!("---\n{}", super::out::yaml(&value))),
         _ => out.data(&format!("{value}\n")),

@@ -360,7 +360,7 @@ impl Row for Volume {
     const HEAD: &'static [&'static str] =
         &["NAME", "SIZE", "GUEST DATA", "ON DISKS", "POLICY", "STATE", "OWNER", "CLIENTS"];
     const WIDE: &'static [&'static str] =
-        &["READ IOPS", "WRITE IOPS", "EPOCH", "CREATED", "EXPORT", "ID"];
+        &["READ IOPS", "WRITE IOPS", "LIMIT", "EPOCH", "CREATED", "EXPORT", "ID"];
     fn cells(&self) -> Vec<String> {
         let state = match self.state {
             VolumeState::Healthy => "healthy",
@@ -386,6 +386,7 @@ impl Row for Volume {
         vec![
             self.io.read_iops.to_string(),
             self.io.write_iops.to_string(),
+            if self.iops_limit == 0 { "none".into() } else { self.iops_limit.to_string() },
             self.epoch.to_string(),
             local(&self.created_at),
             or_dash(self.exports.first().map(String::as_str)),

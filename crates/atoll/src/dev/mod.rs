@@ -11,115 +11,31 @@
 //! ends, or recognised (pid and start time) and ended by the next one; a process is only ever
 //! signalled by a pid that is certainly its own; disks are formatted once, when they are made.
 
+mod messages;
 mod plan;
 mod process;
 mod supervisor;
 
 use crate::cli::args::{DevCommand, DevName, DevStart, DevStop};
+use crate::cli::context::{Context, interrupted};
 use crate::cli::out::{Failure, Row, Run};
-use crate::cli::{Context, interrupted};
 use crate::config;
 use crate::lock::DataDir;
-use atoll_api::envelope::{List, Named};
+use atoll_api::envelope::List;
 use atoll_api::{Code, Problem};
+use messages::{LOOK_EVERY, MESSAGE_MAX, SupervisorReply, SupervisorRequest};
 use plan::Plan;
-use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use process::said;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-/// The longest message on the control socket, in bytes: 16 hosts of 1 KiB.
-const MESSAGE_MAX: u64 = 64 << 10;
 /// How long a command waits for the supervisor: a stop of everything takes up to 20 s.
 const ANSWER_WAIT: Duration = Duration::from_secs(50);
 /// How long `--detach` waits until every host serves.
 const DETACH_WAIT: Duration = Duration::from_secs(90);
-/// How often something is looked at again.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// What the supervisor is asked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "do")]
-enum Ask {
-    /// How everything is.
-    Status,
-    /// SIGKILL.
-    Kill { name: String },
-    /// SIGTERM, and wait.
-    Stop { name: String },
-    /// Start what does not run.
-    Start { name: String },
-    /// Stop everything and end.
-    StopAll,
-}
-
-/// What it answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "is")]
-enum Answer {
-    Done { processes: Vec<DevProcess>, serving: bool },
-    Failed { problem: Box<Problem> },
-}
-
-/// How a process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum State {
-    /// It runs.
-    Running,
-    /// It was stopped.
-    Stopped,
-    /// It was killed by command.
-    Killed,
-    /// It ended by itself.
-    Died,
-}
-
-/// One process, for people and machines.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct DevProcess {
-    name: String,
-    state: State,
-    pid: Option<u32>,
-    /// How it ended, if it did by itself.
-    detail: String,
-    restarts: u32,
-    endpoint: String,
-    nbd: String,
-    log: String,
-}
-
-impl Named for DevProcess {
-    const KIND: &'static str = "DevProcess";
-}
-
-impl Row for DevProcess {
-    const HEAD: &'static [&'static str] = &["NAME", "STATE", "PID", "RESTARTS", "ENDPOINT"];
-    const WIDE: &'static [&'static str] = &["NBD", "LOG", "DETAIL"];
-    fn cells(&self) -> Vec<String> {
-        let state = match self.state {
-            State::Running => "running",
-            State::Stopped => "stopped",
-            State::Killed => "killed",
-            State::Died => "died",
-        };
-        vec![
-            self.name.clone(),
-            state.into(),
-            self.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
-            self.restarts.to_string(),
-            self.endpoint.clone(),
-        ]
-    }
-    fn wide(&self) -> Vec<String> {
-        vec![self.nbd.clone(), self.log.clone(), self.detail.clone()]
-    }
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-}
 
 /// Runs `atoll dev`.
 ///
@@ -140,18 +56,26 @@ pub async fn run(context: &Context, command: Option<DevCommand>, start: DevStart
             supervisor::run(context, plan, start.auto_restart).await
         }
         Some(DevCommand::Status(dir)) => {
-            let answer = ask(&dir.dir, Ask::Status).await?;
+            let answer = ask(&dir.dir, SupervisorRequest::Status).await?;
             print(context, answer)
         }
-        Some(DevCommand::Kill(DevName { name, dir })) => {
-            told(context, ask(&dir.dir, Ask::Kill { name: name.clone() }).await?, &name)
-        }
-        Some(DevCommand::Start(DevName { name, dir })) => {
-            told(context, ask(&dir.dir, Ask::Start { name: name.clone() }).await?, &name)
-        }
+        Some(DevCommand::Kill(DevName { name, dir })) => told(
+            context,
+            ask(&dir.dir, SupervisorRequest::Kill { name: name.clone() }).await?,
+            &name,
+        ),
+        Some(DevCommand::Start(DevName { name, dir })) => told(
+            context,
+            ask(&dir.dir, SupervisorRequest::Start { name: name.clone() }).await?,
+            &name,
+        ),
         Some(DevCommand::Restart(DevName { name, dir })) => {
-            ask(&dir.dir, Ask::Stop { name: name.clone() }).await?;
-            told(context, ask(&dir.dir, Ask::Start { name: name.clone() }).await?, &name)
+            ask(&dir.dir, SupervisorRequest::Stop { name: name.clone() }).await?;
+            told(
+                context,
+                ask(&dir.dir, SupervisorRequest::Start { name: name.clone() }).await?,
+                &name,
+            )
         }
         Some(DevCommand::StopHost(DevName { name, dir })) => {
             stop(context, Some(name), &dir.dir).await
@@ -162,9 +86,13 @@ pub async fn run(context: &Context, command: Option<DevCommand>, start: DevStart
 
 async fn stop(context: &Context, name: Option<String>, dir: &Path) -> Run {
     if let Some(name) = name {
-        return told(context, ask(dir, Ask::Stop { name: name.clone() }).await?, &name);
+        return told(
+            context,
+            ask(dir, SupervisorRequest::Stop { name: name.clone() }).await?,
+            &name,
+        );
     }
-    match ask(dir, Ask::StopAll).await {
+    match ask(dir, SupervisorRequest::StopAll).await {
         Ok(_) => {
             await_end(&plan::absolute(dir)?).await;
             context.out.note("everything has stopped");
@@ -198,8 +126,8 @@ async fn await_end(dir: &Path) {
     }
 }
 
-fn told(context: &Context, answer: Answer, name: &str) -> Run {
-    if let Answer::Done { processes, .. } = answer
+fn told(context: &Context, answer: SupervisorReply, name: &str) -> Run {
+    if let SupervisorReply::Done { processes, .. } = answer
         && let Some(process) = processes.iter().find(|process| process.name == name)
     {
         context.out.note(&process.cells().join("  "));
@@ -207,14 +135,14 @@ fn told(context: &Context, answer: Answer, name: &str) -> Run {
     Ok(())
 }
 
-fn print(context: &Context, answer: Answer) -> Run {
-    let Answer::Done { processes, .. } = answer else { return Ok(()) };
+fn print(context: &Context, answer: SupervisorReply) -> Run {
+    let SupervisorReply::Done { processes, .. } = answer else { return Ok(()) };
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     context.out.list(&List::new(processes, None, now))
 }
 
 /// One question and its answer.
-async fn ask(dir: &Path, ask: Ask) -> Result<Answer, Problem> {
+async fn ask(dir: &Path, ask: SupervisorRequest) -> Result<SupervisorReply, Problem> {
     let socket = dir.join(plan::SOCKET);
     let connect = async {
         let stream = UnixStream::connect(&socket).await?;
@@ -235,7 +163,7 @@ async fn ask(dir: &Path, ask: Ask) -> Result<Answer, Problem> {
         .map_err(|_| Problem::new(Code::TimedOut, "the supervisor does not answer"))?
         .map_err(|e| cannot(e.to_string()))?;
     match serde_json::from_str(&reply) {
-        Ok(Answer::Failed { problem }) => Err(*problem),
+        Ok(SupervisorReply::Failed { problem }) => Err(*problem),
         Ok(answer) => Ok(answer),
         Err(e) => Err(cannot(format!("an odd answer ({e})"))),
     }
@@ -270,7 +198,8 @@ async fn detach(context: &Context, plan: &Plan, start: &DevStart) -> Run {
             if let Ok(Some(status)) = child.try_wait() {
                 return Err(said(&log, &format!("the supervisor ended: {status}")));
             }
-            if let Ok(Answer::Done { serving: true, processes }) = ask(&plan.dir, Ask::Status).await
+            if let Ok(SupervisorReply::Done { serving: true, processes }) =
+                ask(&plan.dir, SupervisorRequest::Status).await
             {
                 return Ok(processes);
             }
@@ -297,27 +226,4 @@ async fn detach(context: &Context, plan: &Plan, start: &DevStart) -> Run {
     }
     let _ = child.wait().await;
     Err(failure)
-}
-
-/// The error that a log ends with, or `otherwise` with a pointer to the log.
-fn said(log: &Path, otherwise: &str) -> Problem {
-    let text = process::tail(log);
-    let error = text.lines().rev().find_map(|line| line.strip_prefix("error["));
-    let parsed = error.and_then(|line| line.split_once("]: "));
-    let Some((code, detail)) = parsed else {
-        return Problem::new(Code::Failed, otherwise).hint(format!("see {}", log.display()));
-    };
-    let code =
-        serde_json::from_value(serde_json::Value::String(code.into())).unwrap_or(Code::Failed);
-    let hint = text.lines().rev().find_map(|line| line.strip_prefix("hint: "));
-    let problem = Problem::new(code, detail);
-    match hint {
-        Some(hint) => problem.hint(hint),
-        None => problem.hint(format!("see {}", log.display())),
-    }
-}
-
-/// Where a host's file is.
-fn host_dir(dir: &Path, name: &str) -> PathBuf {
-    dir.join(name)
 }

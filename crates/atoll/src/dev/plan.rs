@@ -1,6 +1,5 @@
 //! What `atoll dev` is to run: names, addresses, files; decided before anything is started.
 
-use super::host_dir;
 use crate::cli::args::DevStart;
 use crate::config::SOCKET_PATH_MAX;
 use atoll_api::shell::quote;
@@ -91,7 +90,7 @@ impl Plan {
         let hosts = (1..=start.hosts)
             .map(|number| {
                 let name = format!("host{number}");
-                let own = host_dir(&dir, &name);
+                let own = dir.join(&name);
                 let disks =
                     (1..=start.disks_per_host).map(|disk| own.join(format!("disk{disk}.img")));
                 HostPlan {
@@ -109,7 +108,7 @@ impl Plan {
 
     /// Where the directory's files are.
     pub fn directory_dir(&self) -> PathBuf {
-        host_dir(&self.dir, super::process::DIRECTORY)
+        self.dir.join(super::process::DIRECTORY)
     }
 
     /// The directory's socket.

@@ -177,6 +177,24 @@ pub fn tail(path: &Path) -> String {
     read().unwrap_or_default()
 }
 
+/// The error that a log ends with, or `otherwise` with a pointer to the log.
+pub fn said(log: &Path, otherwise: &str) -> Problem {
+    let text = tail(log);
+    let error = text.lines().rev().find_map(|line| line.strip_prefix("error["));
+    let parsed = error.and_then(|line| line.split_once("]: "));
+    let Some((code, detail)) = parsed else {
+        return Problem::new(Code::Failed, otherwise).hint(format!("see {}", log.display()));
+    };
+    let code =
+        serde_json::from_value(serde_json::Value::String(code.into())).unwrap_or(Code::Failed);
+    let hint = text.lines().rev().find_map(|line| line.strip_prefix("hint: "));
+    let problem = Problem::new(code, detail);
+    match hint {
+        Some(hint) => problem.hint(hint),
+        None => problem.hint(format!("see {}", log.display())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{recorded, start_time};

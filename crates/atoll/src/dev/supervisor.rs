@@ -1,10 +1,12 @@
 //! The supervisor: one task that owns every child, looks after it, and does what the control
 //! socket asks, one thing after the other.
 
+use super::messages::{
+    DevProcess, LOOK_EVERY, MESSAGE_MAX, State, SupervisorReply, SupervisorRequest,
+};
 use super::plan::{self, HostPlan, Plan};
-use super::process::{self, DIRECTORY, Process};
-use super::{Answer, Ask, DevProcess, LOOK_EVERY, MESSAGE_MAX, State, said};
-use crate::cli::Context;
+use super::process::{self, DIRECTORY, Process, said};
+use crate::cli::context::Context;
 use crate::cli::out::Run;
 use crate::lock::DataDir;
 use atoll_api::client::Call;
@@ -34,7 +36,7 @@ const QUESTIONS_MAX: usize = 16;
 /// How long a client of the control socket may take to ask.
 const ASK_WAIT: Duration = Duration::from_secs(5);
 
-type Question = (Ask, oneshot::Sender<Answer>);
+type Question = (SupervisorRequest, oneshot::Sender<SupervisorReply>);
 
 /// One child and its history.
 struct Child {
@@ -123,7 +125,7 @@ impl Supervisor<'_> {
     async fn live(
         &mut self,
         questions: &mut mpsc::Receiver<Question>,
-    ) -> Result<Option<oneshot::Sender<Answer>>, Problem> {
+    ) -> Result<Option<oneshot::Sender<SupervisorReply>>, Problem> {
         let interrupt = self.context.interrupt.clone();
         let started = tokio::select! {
             biased;
@@ -141,11 +143,11 @@ impl Supervisor<'_> {
                 biased;
                 () = interrupt.wait() => return Ok(None),
                 question = questions.recv() => match question {
-                    Some((Ask::StopAll, answer)) => return Ok(Some(answer)),
+                    Some((SupervisorRequest::StopAll, answer)) => return Ok(Some(answer)),
                     Some((ask, answer)) => {
                         let reply = match self.carry_out(ask).await {
                             Ok(()) => self.answer(),
-                            Err(problem) => Answer::Failed { problem: Box::new(problem) },
+                            Err(problem) => SupervisorReply::Failed { problem: Box::new(problem) },
                         };
                         let _ = answer.send(reply);
                     }
@@ -292,7 +294,7 @@ impl Supervisor<'_> {
         }
     }
 
-    async fn carry_out(&mut self, ask: Ask) -> Result<(), Problem> {
+    async fn carry_out(&mut self, ask: SupervisorRequest) -> Result<(), Problem> {
         self.look();
         let index = |name: &str| {
             self.children.iter().position(|child| child.name == name).ok_or_else(|| {
@@ -303,8 +305,8 @@ impl Supervisor<'_> {
             })
         };
         match ask {
-            Ask::Status | Ask::StopAll => Ok(()),
-            Ask::Kill { name } => {
+            SupervisorRequest::Status | SupervisorRequest::StopAll => Ok(()),
+            SupervisorRequest::Kill { name } => {
                 let index = index(&name)?;
                 let child = &mut self.children[index];
                 let Some(process) = &mut child.process else {
@@ -316,7 +318,7 @@ impl Supervisor<'_> {
                 child.detail = "killed by command".into();
                 Ok(())
             }
-            Ask::Stop { name } => {
+            SupervisorRequest::Stop { name } => {
                 let index = index(&name)?;
                 let child = &mut self.children[index];
                 child.restart_at = None;
@@ -328,7 +330,7 @@ impl Supervisor<'_> {
                 child.detail.clear();
                 Ok(())
             }
-            Ask::Start { name } => {
+            SupervisorRequest::Start { name } => {
                 let index = index(&name)?;
                 if self.children[index].process.is_some() {
                     return Err(Problem::new(Code::Conflict, format!("{name} runs already")));
@@ -338,7 +340,7 @@ impl Supervisor<'_> {
         }
     }
 
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> SupervisorReply {
         let processes = self.children.iter().map(|child| DevProcess {
             name: child.name.clone(),
             state: child.state,
@@ -349,7 +351,7 @@ impl Supervisor<'_> {
             nbd: child.host.as_ref().map_or_else(|| "-".into(), HostPlan::nbd),
             log: child.dir.join("log").display().to_string(),
         });
-        Answer::Done { processes: processes.collect(), serving: self.serving }
+        SupervisorReply::Done { processes: processes.collect(), serving: self.serving }
     }
 
     /// Hosts first, all at once; then the directory, which they need until the end.
@@ -403,16 +405,17 @@ async fn serving<T>(ask: impl AsyncFn() -> Result<T, Problem>) -> Result<T, Prob
 /// While everything starts, only a stop is carried out, and the state told.
 async fn refuse_until_stop(
     questions: &mut mpsc::Receiver<Question>,
-) -> Option<oneshot::Sender<Answer>> {
+) -> Option<oneshot::Sender<SupervisorReply>> {
     loop {
         match questions.recv().await {
-            Some((Ask::StopAll, answer)) => return Some(answer),
-            Some((Ask::Status, answer)) => {
-                let _ = answer.send(Answer::Done { processes: Vec::new(), serving: false });
+            Some((SupervisorRequest::StopAll, answer)) => return Some(answer),
+            Some((SupervisorRequest::Status, answer)) => {
+                let _ =
+                    answer.send(SupervisorReply::Done { processes: Vec::new(), serving: false });
             }
             Some((_, answer)) => {
                 let problem = Problem::new(Code::Unavailable, "the cluster is still starting");
-                let _ = answer.send(Answer::Failed { problem: Box::new(problem) });
+                let _ = answer.send(SupervisorReply::Failed { problem: Box::new(problem) });
             }
             None => std::future::pending().await,
         }
@@ -441,7 +444,7 @@ async fn answer_one(stream: UnixStream, questions: mpsc::Sender<Question>) {
     let answer = match serde_json::from_str(&line) {
         Err(e) => {
             let problem = Problem::new(Code::BadRequest, format!("not understood: {e}"));
-            Answer::Failed { problem: Box::new(problem) }
+            SupervisorReply::Failed { problem: Box::new(problem) }
         }
         Ok(ask) => {
             let (sender, receiver) = oneshot::channel();

@@ -4,7 +4,7 @@
 use super::meter::{Totals, add};
 use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
-use crate::control::{Change, EventMarks, EventsRead, Sample, Scope, Told, Value};
+use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, GroupState,
@@ -18,8 +18,8 @@ use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
 use atoll_format::units::{BLOCK, iec};
 use atoll_node::{
-    CreateVolume, EventMark, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity,
-    VolumeView,
+    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity, VolumeView,
+    merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Components, Nanos, World};
@@ -36,10 +36,6 @@ const FULL_CRITICAL: u64 = 95;
 const PROMISED_WARNING: u64 = 60;
 /// Part of a write log in use, in percent, from which on writers may wait for it.
 const LOG_WARNING: f64 = 0.95;
-/// Rounds of asking for events: each brings up to 1,000 of every host.
-const EVENT_ROUNDS: usize = 5;
-/// Events in one answer of a host: one that gives as many may have more.
-const EVENTS_FULL: usize = 1_000;
 /// How long the metrics wait for the list of volumes.
 const LIST_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 /// Why a host is missing from an answer.
@@ -110,11 +106,6 @@ fn cannot_place(refusal: &Refusal) -> Problem {
 fn host_name(hosts: &[(HostRecord, bool, Option<HostStatus>)], id: HostId) -> String {
     let found = hosts.iter().find(|(record, ..)| record.id == id);
     found.map_or_else(|| id.to_string(), |(record, ..)| record.name.clone())
-}
-
-/// See [`Event::id`]; the last digits tell those of one millisecond apart.
-fn event_id(event: &NodeEvent) -> u64 {
-    event.at_ms * 1_000 + event.number % 1_000
 }
 
 fn space_of(status: &HostStatus) -> Space {
@@ -710,6 +701,7 @@ impl Engine {
             guest_bytes: view.guest_bytes,
             policy: view.policy.clone(),
             failures_to_tolerate: view.record.policy.failures_to_tolerate,
+            iops_limit: view.record.policy.iops_limit,
             state: cluster.state(view),
             owner: view.record.owner.map(|owner| host_name(&cluster.hosts, owner.host)),
             epoch: view.record.epoch.0,
@@ -825,15 +817,23 @@ impl Engine {
         let running = self.running()?;
         let node = &running.node;
         let name = self.name_of(name).await?;
-        let Some(size) = patch.size_bytes else { return self.volume(&name).await };
-        let resize = Resize { size_bytes: size, may_shrink: patch.shrink, dry_run };
-        let changed = node.resize_volume(&name, resize, if_revision).await.map_err(problem)?;
-        Ok(self.one(running, changed))
+        // The revision is the one before both changes; the one that may be refused comes first.
+        let mut expected = if_revision;
+        if let Some(size) = patch.size_bytes {
+            let resize = Resize { size_bytes: size, may_shrink: patch.shrink, dry_run };
+            node.resize_volume(&name, resize, expected).await.map_err(problem)?;
+            expected = None;
+        }
+        if let Some(limit) = patch.iops_limit {
+            let limited = node.limit_iops(&name, limit, expected, dry_run).await;
+            limited.map_err(problem)?;
+        }
+        self.volume(&name).await
     }
 
     /// Deletes a volume.
-    pub async fn volume_delete(&self, name: &str, change: Change) -> Result<(), Problem> {
-        let Change { dry_run, force, if_revision } = change;
+    pub async fn volume_delete(&self, name: &str, change: ChangeOptions) -> Result<(), Problem> {
+        let ChangeOptions { dry_run, force, if_revision } = change;
         let name = self.name_of(name).await?;
         let node = &self.running()?.node;
         node.delete_volume(&name, if_revision, force, dry_run).await.map_err(not_deleted)?;
@@ -996,61 +996,31 @@ impl Engine {
         scope: Scope,
         since: u64,
         read: EventMarks,
+        max: usize,
     ) -> Result<Told<EventsRead>, Problem> {
         let node = &self.running()?.node;
-        let known = read.clone();
-        let mut read = read;
-        let mut found: Vec<NodeEvent> = Vec::new();
-        let mut silent: BTreeSet<HostId> = BTreeSet::new();
-        if scope == Scope::Local {
-            let mark = read.get(&self.host).copied().unwrap_or_default();
-            found = node.local_events(mark, usize::MAX);
-            read.insert(self.host, found.last().map_or(mark, NodeEvent::mark));
+        let (found, silent) = if scope == Scope::Local {
+            let known = read.get(&self.host).copied();
+            let since = if known.is_some() { 0 } else { since };
+            (vec![node.events_here(known.unwrap_or_default(), since, max)], Vec::new())
         } else {
-            let mut after: BTreeMap<HostId, Option<EventMark>> =
-                read.iter().map(|(&host, &mark)| (host, Some(mark))).collect();
-            for _ in 0..EVENT_ROUNDS {
-                let (more, without) = node.events(&after).await;
-                let mut counts: BTreeMap<HostId, usize> = BTreeMap::new();
-                // Those of one host are in the order of their numbers only if its clock is.
-                for event in &more {
-                    *counts.entry(event.host).or_default() += 1;
-                    let mark = read.entry(event.host).or_default();
-                    if mark.life != event.life || mark.number < event.number {
-                        *mark = event.mark();
-                    }
-                }
-                silent.extend(without);
-                // Only those that may have more are asked again.
-                after = node.hosts().iter().map(|(record, ..)| (record.id, None)).collect();
-                for (host, count) in counts {
-                    after.insert(host, (count >= EVENTS_FULL).then_some(read[&host]));
-                }
-                found.extend(more);
-                if after.values().all(Option::is_none) {
-                    break;
-                }
-            }
-        }
-        // Of a host that has nothing to tell yet, all that comes is new, whatever its clock shows.
-        if scope == Scope::Cluster {
-            for (host, ..) in node.hosts().iter().filter(|(host, ..)| !silent.contains(&host.id)) {
-                read.entry(host.id).or_default();
-            }
-        }
-        let silent: Vec<HostId> = silent.into_iter().collect();
+            node.events_of_each(&read, since).await
+        };
+        let mut begun = read;
+        begun.extend(found.iter().map(|told| (told.host, told.begun)));
         let missing = self.silent(&silent)?;
+        let (found, more) = merge_events(found, max);
         if found.is_empty() {
-            return Ok(Told { what: EventsRead { events: Vec::new(), read }, missing });
+            return Ok(Told { what: EventsRead { events: Vec::new(), begun, more }, missing });
         }
         let hosts = node.hosts();
         // A volume has the name that it has now, else the one that it had.
         let volumes = node.volumes().await.unwrap_or_default();
         let names: BTreeMap<ObjectId, String> =
             volumes.into_iter().map(|volume| (volume.record.id, volume.name)).collect();
-        let is_new = |event: &NodeEvent| known.contains_key(&event.host) || event_id(event) > since;
-        let events = found.into_iter().filter(is_new).map(|event| Event {
-            id: event_id(&event),
+        let some = |text: String| Some(text).filter(|text| !text.is_empty());
+        let shown = |event: NodeEvent| Event {
+            id: event.id(),
             at: rfc3339(event.at_ms),
             host: host_name(&hosts, event.host),
             level: match event.severity {
@@ -1068,8 +1038,21 @@ impl Engine {
                 },
             },
             message: event.message,
-        });
-        Ok(Told { what: EventsRead { events: events.collect(), read }, missing })
+            number: event.number,
+            object: event.object.map(|id| id.to_string()),
+            of_host: event.of_host.map(|id| host_name(&hosts, id)),
+            group: event.group.map(|id| id.to_string()),
+            disks: event.disks,
+            numbers: event.numbers,
+            cause: some(event.cause),
+            next_step: some(event.next_step),
+        };
+        let of = |event: NodeEvent| {
+            let (host, mark) = (event.host, event.mark());
+            (shown(event), host, mark)
+        };
+        let events = found.into_iter().map(of).collect();
+        Ok(Told { what: EventsRead { events, begun, more }, missing })
     }
 
     /// Clients of this host.
@@ -1126,6 +1109,16 @@ impl Engine {
             for (name, help, value) in volume_samples(&totals) {
                 put(name, help, true, &labels, value);
             }
+        }
+        if let Some(files) = self.events.get() {
+            let help = "Events that were not kept on the file system of host.data_dir.";
+            put(
+                "atoll_events_dropped_total",
+                help,
+                true,
+                &[("host", host)],
+                files.dropped() as f64,
+            );
         }
         let Ok(running) = serving else { return samples };
         let status = running.node.status();

@@ -9,10 +9,10 @@
 
 use super::Engine;
 use super::admin::{SILENT, View};
-use super::far::Far;
+use super::host_request::HostRequest;
 use super::meter::add;
 use crate::bridge::Bridge;
-use crate::control::{Change, Control, EventMarks, EventsRead, Sample, Scope, Told};
+use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::client::Call;
 use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::PREFIX;
@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 /// How long another host may take to tell what it knows.
 const ASK_WAIT: Duration = Duration::from_secs(2);
 
-type Answer<T> = Result<T, Problem>;
+type ControlResult<T> = Result<T, Problem>;
 type Collected<T> = Result<Told<T>, Problem>;
 
 /// The engine, from any thread. Clones are the same.
@@ -56,12 +56,12 @@ impl EngineControl {
         Self { bridge, name, id }
     }
 
-    async fn local_hosts(&self) -> Answer<Vec<Host>> {
+    async fn local_hosts(&self) -> ControlResult<Vec<Host>> {
         self.bridge.call(|engine| async move { engine.hosts() }).await
     }
 
     /// Learns how every host is at this moment, if the cluster is meant; those that do not tell.
-    async fn look(&self, scope: Scope) -> Answer<Vec<Missing>> {
+    async fn look(&self, scope: Scope) -> ControlResult<Vec<Missing>> {
         self.bridge.call(move |engine| async move { engine.look(scope).await }).await
     }
 
@@ -69,7 +69,7 @@ impl EngineControl {
     /// do not.
     async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> Collected<Vec<(Host, T)>>
     where
-        F: Future<Output = Answer<T>> + Send + 'static,
+        F: Future<Output = ControlResult<T>> + Send + 'static,
         T: Send + 'static,
     {
         self.look(Scope::Cluster).await?;
@@ -151,7 +151,7 @@ impl EngineControl {
     }
 
     /// The host that is meant: none for this one.
-    async fn other(&self, host: &str) -> Answer<Option<Host>> {
+    async fn other(&self, host: &str) -> ControlResult<Option<Host>> {
         if host == self.name || host == self.id {
             return Ok(None);
         }
@@ -166,7 +166,11 @@ impl EngineControl {
     }
 
     /// Has another host do something.
-    async fn at<T: DeserializeOwned + Send + 'static>(&self, host: Host, what: Far) -> Answer<T> {
+    async fn at<T: DeserializeOwned + Send + 'static>(
+        &self,
+        host: Host,
+        what: HostRequest,
+    ) -> ControlResult<T> {
         let id = host.id.parse().map_err(|why: String| Problem::new(Code::Failed, why))?;
         self.bridge.call(move |engine| async move { engine.at(id, &host.name, what).await }).await
     }
@@ -289,7 +293,7 @@ impl Control for EngineControl {
         ready.await.map_err(|problem| problem.detail)
     }
 
-    async fn metrics(&self) -> Answer<Vec<Sample>> {
+    async fn metrics(&self) -> ControlResult<Vec<Sample>> {
         let samples = |engine: std::rc::Rc<Engine>| async move {
             engine.forget_gone().await;
             Ok(engine.metrics())
@@ -301,7 +305,7 @@ impl Control for EngineControl {
         self.everything(scope).await
     }
 
-    async fn cluster(&self) -> Answer<Cluster> {
+    async fn cluster(&self) -> ControlResult<Cluster> {
         self.bridge.call(|engine| async move { engine.cluster() }).await
     }
 
@@ -326,7 +330,7 @@ impl Control for EngineControl {
         }))
     }
 
-    async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
+    async fn disks(&self, host: &str) -> ControlResult<Vec<Disk>> {
         match self.other(host).await? {
             None => self.bridge.call(|engine| async move { engine.disks().await }).await,
             Some(host) => {
@@ -346,8 +350,8 @@ impl Control for EngineControl {
         &self,
         host: &str,
         request: DiskWipeRequest,
-        change: Change,
-    ) -> Answer<DiskWipe> {
+        change: ChangeOptions,
+    ) -> ControlResult<DiskWipe> {
         match self.other(host).await? {
             None => {
                 let wipe = move |engine: std::rc::Rc<Engine>| async move {
@@ -355,7 +359,9 @@ impl Control for EngineControl {
                 };
                 self.bridge.call(wipe).await
             }
-            Some(host) => self.at(host, Far::DiskWipe { request, dry_run: change.dry_run }).await,
+            Some(host) => {
+                self.at(host, HostRequest::DiskWipe { request, dry_run: change.dry_run }).await
+            }
         }
     }
 
@@ -365,7 +371,11 @@ impl Control for EngineControl {
         Ok(Told { what, missing })
     }
 
-    async fn group_create(&self, mut request: GroupCreate, change: Change) -> Answer<Group> {
+    async fn group_create(
+        &self,
+        mut request: GroupCreate,
+        change: ChangeOptions,
+    ) -> ControlResult<Group> {
         let host = request.host.take();
         let other = match host {
             Some(host) => self.other(&host).await?,
@@ -379,30 +389,30 @@ impl Control for EngineControl {
                 self.bridge.call(create).await
             }
             Some(host) => {
-                self.at(host, Far::GroupCreate { request, dry_run: change.dry_run }).await
+                self.at(host, HostRequest::GroupCreate { request, dry_run: change.dry_run }).await
             }
         }
     }
 
-    async fn policies(&self) -> Answer<Vec<Policy>> {
+    async fn policies(&self) -> ControlResult<Vec<Policy>> {
         self.bridge.call(|engine| async move { engine.policies().await }).await
     }
 
-    async fn policy_create(&self, policy: Policy, change: Change) -> Answer<Policy> {
+    async fn policy_create(&self, policy: Policy, change: ChangeOptions) -> ControlResult<Policy> {
         let dry_run = change.dry_run;
         self.bridge
             .call(move |engine| async move { engine.policy_create(policy, dry_run).await })
             .await
     }
 
-    async fn policy_delete(&self, name: &str, change: Change) -> Answer<()> {
+    async fn policy_delete(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
         let (name, dry_run) = (name.to_owned(), change.dry_run);
         self.bridge
             .call(move |engine| async move { engine.policy_delete(&name, dry_run).await })
             .await
     }
 
-    async fn policy_check(&self, name: &str, size_bytes: u64) -> Answer<PolicyCheck> {
+    async fn policy_check(&self, name: &str, size_bytes: u64) -> ControlResult<PolicyCheck> {
         let name = name.to_owned();
         self.bridge
             .call(move |engine| async move { engine.policy_check(&name, size_bytes).await })
@@ -425,7 +435,11 @@ impl Control for EngineControl {
         self.in_all(volume.await?).await
     }
 
-    async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
+    async fn volume_create(
+        &self,
+        request: VolumeCreate,
+        change: ChangeOptions,
+    ) -> ControlResult<Volume> {
         let dry_run = change.dry_run;
         self.bridge
             .call(move |engine| async move { engine.volume_create(request, dry_run).await })
@@ -436,17 +450,17 @@ impl Control for EngineControl {
         &self,
         name: &str,
         patch: VolumePatch,
-        change: Change,
+        change: ChangeOptions,
     ) -> Collected<Volume> {
         let name = name.to_owned();
-        let Change { dry_run, if_revision, .. } = change;
+        let ChangeOptions { dry_run, if_revision, .. } = change;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_patch(&name, patch, if_revision, dry_run).await
         };
         self.in_all(self.bridge.call(patch).await?).await
     }
 
-    async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
+    async fn volume_delete(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
         let name = name.to_owned();
         let delete = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_delete(&name, change).await
@@ -458,8 +472,8 @@ impl Control for EngineControl {
         &self,
         name: &str,
         request: VolumeLockRequest,
-        change: Change,
-    ) -> Answer<VolumeLock> {
+        change: ChangeOptions,
+    ) -> ControlResult<VolumeLock> {
         let name = name.to_owned();
         let lock = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_lock(&name, request, change.dry_run).await
@@ -467,7 +481,12 @@ impl Control for EngineControl {
         self.bridge.call(lock).await
     }
 
-    async fn volume_unlock(&self, name: &str, token: u64, change: Change) -> Answer<()> {
+    async fn volume_unlock(
+        &self,
+        name: &str,
+        token: u64,
+        change: ChangeOptions,
+    ) -> ControlResult<()> {
         let name = name.to_owned();
         let unlock = move |engine: std::rc::Rc<Engine>| async move {
             engine.volume_unlock(&name, token, change.dry_run).await
@@ -475,7 +494,7 @@ impl Control for EngineControl {
         self.bridge.call(unlock).await
     }
 
-    async fn placement(&self, name: &str) -> Answer<Placement> {
+    async fn placement(&self, name: &str) -> ControlResult<Placement> {
         let name = name.to_owned();
         self.bridge.call(move |engine| async move { engine.placement(&name).await }).await
     }
@@ -486,7 +505,7 @@ impl Control for EngineControl {
         Ok(Told { what: self.bridge.call(resync).await?, missing })
     }
 
-    async fn resync_patch(&self, patch: ResyncPatch, change: Change) -> Collected<Resync> {
+    async fn resync_patch(&self, patch: ResyncPatch, change: ChangeOptions) -> Collected<Resync> {
         let ResyncPatch { paused, limit_bytes_per_second } = patch;
         let dry_run = change.dry_run;
         let patch = move |engine: std::rc::Rc<Engine>| async move {
@@ -512,7 +531,7 @@ impl Control for EngineControl {
         &self,
         request: ScrubStart,
         scope: Scope,
-        change: Change,
+        change: ChangeOptions,
     ) -> Collected<Vec<Scrub>> {
         if request.bytes_per_second == Some(0) {
             return Err(Problem::new(Code::BadValue, "bytes_per_second must not be 0")
@@ -531,7 +550,7 @@ impl Control for EngineControl {
         &self,
         group: Option<&str>,
         scope: Scope,
-        change: Change,
+        change: ChangeOptions,
     ) -> Collected<Vec<Scrub>> {
         let mut deaf = Vec::new();
         if !change.dry_run {
@@ -546,8 +565,17 @@ impl Control for EngineControl {
         Ok(Told { what, missing })
     }
 
-    async fn events(&self, scope: Scope, since: u64, read: EventMarks) -> Collected<EventsRead> {
-        self.bridge.call(move |engine| async move { engine.events(scope, since, read).await }).await
+    async fn events(
+        &self,
+        scope: Scope,
+        since: u64,
+        read: EventMarks,
+        max: usize,
+    ) -> Collected<EventsRead> {
+        let ask = move |engine: std::rc::Rc<Engine>| async move {
+            engine.events(scope, since, read, max).await
+        };
+        self.bridge.call(ask).await
     }
 
     async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
@@ -593,13 +621,13 @@ impl EngineControl {
         volume: Option<String>,
         rate: Option<u64>,
         scope: Scope,
-    ) -> Answer<Vec<Missing>> {
+    ) -> ControlResult<Vec<Missing>> {
         if let (Some(id), Scope::Cluster) = (&group, scope) {
             let groups = self.groups(Scope::Cluster).await?.what;
             let found = groups.iter().find(|group| group.id == *id);
             let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
             if let Some(host) = self.other(host).await? {
-                self.at::<()>(host, Far::Scrub { group: id.clone(), rate }).await?;
+                self.at::<()>(host, HostRequest::Scrub { group: id.clone(), rate }).await?;
                 return Ok(Vec::new());
             }
         }

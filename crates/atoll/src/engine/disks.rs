@@ -6,7 +6,7 @@
 //! and never one of a running group; what cannot be used is said in the log and in the disk list,
 //! and keeps nothing else from starting.
 
-use super::{HostStore, HostWorld};
+use super::host::{HostStore, HostWorld};
 use crate::config::{self, Config, GroupConfig};
 use atoll_api::shell::quote;
 use atoll_api::types::{Disk as DiskItem, DiskState, DiskWipe, DiskWipeRequest};
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// One `[[group]]` of the configuration.
-pub struct Slot {
+pub struct GroupSlot {
     pub config: GroupConfig,
     /// The group that runs on it.
     pub running: RefCell<Option<GroupId>>,
@@ -30,7 +30,7 @@ pub struct Slot {
     pub trouble: RefCell<String>,
 }
 
-impl Slot {
+impl GroupSlot {
     /// What the configuration lists, nothing running yet.
     pub fn all(config: &Config) -> Vec<Self> {
         let slot = |group: &GroupConfig| Self {
@@ -170,7 +170,11 @@ pub type Found = Result<Vec<(RealDisk, Inspection)>, Problem>;
 
 /// Opens the disks of all slots, all at once: one that does not answer keeps no other waiting.
 /// Nothing is changed.
-pub async fn find_all(world: &HostWorld, slots: &[Slot], backend: config::Backend) -> Vec<Found> {
+pub async fn find_all(
+    world: &HostWorld,
+    slots: &[GroupSlot],
+    backend: config::Backend,
+) -> Vec<Found> {
     let all = slots.iter().map(|slot| async move {
         let mut found = Vec::new();
         for path in &slot.config.disks {
@@ -189,7 +193,7 @@ pub async fn find_all(world: &HostWorld, slots: &[Slot], backend: config::Backen
 /// Why not; nothing was changed.
 pub async fn start(
     world: &HostWorld,
-    slot: &Slot,
+    slot: &GroupSlot,
     found: Found,
     identity: Identity,
     running: &[Started],
@@ -236,7 +240,7 @@ pub async fn start(
 
 async fn run(
     world: &HostWorld,
-    slot: &Slot,
+    slot: &GroupSlot,
     disks: Vec<RealDisk>,
     labels: &[Superblock],
     cluster: ClusterId,
@@ -271,7 +275,7 @@ async fn run(
 /// device itself failed.
 pub async fn create(
     world: &HostWorld,
-    slot: &Slot,
+    slot: &GroupSlot,
     identity: Identity,
     backend: config::Backend,
     dry_run: bool,
@@ -320,7 +324,7 @@ pub async fn create(
 
 /// What the disks of a slot are at this moment. `failed` is why its running group is out of use.
 pub async fn describe(
-    slot: &Slot,
+    slot: &GroupSlot,
     host: &str,
     identity: Identity,
     backend: config::Backend,
@@ -403,7 +407,7 @@ async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: 
 /// [`Code::NotFound`]: not in the configuration. [`Code::WouldRiskData`]: a running group uses it,
 /// or it holds something and `force` is not set. [`Code::BadDisk`].
 pub async fn erase(
-    slots: &[Slot],
+    slots: &[GroupSlot],
     host: &str,
     identity: Identity,
     backend: config::Backend,

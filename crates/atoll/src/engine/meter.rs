@@ -70,10 +70,11 @@ struct VolumeMeter {
 
 /// All counters of one host. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Meter(Rc<Inner>);
+pub struct Meter(Rc<MeterState>);
 
+/// What all clones of a meter share.
 #[derive(Default)]
-struct Inner {
+struct MeterState {
     volumes: RefCell<BTreeMap<String, Rc<VolumeMeter>>>,
     sessions: RefCell<BTreeMap<u64, Rc<SessionInfo>>>,
     next_session: Cell<u64>,

@@ -8,7 +8,9 @@
 mod admin;
 mod control;
 mod disks;
-mod far;
+mod event_files;
+mod host;
+mod host_request;
 pub mod meter;
 mod profile;
 mod room;
@@ -24,14 +26,15 @@ use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{self, ClusterRecord, HostRecord, RECORD_VERSION, key};
 use atoll_front::limits::Limits;
 use atoll_front::nbd::Server;
-use atoll_node::{Before, EventMark, Node, NodeConfig, NodeEvent, OtherLife, Severity, before};
+use atoll_node::{Before, EventMark, EventsKept, Node, NodeConfig, OtherLife, Severity, before};
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealWorld, StreamListener};
-use atoll_store::Store;
-use atoll_world::directory::{Change, Compare, Directory, Revision, Txn, TxnReply};
+use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
 use atoll_world::stream::ByteStream;
 use atoll_world::{Nanos, World};
-use disks::Slot;
+use disks::GroupSlot;
+use event_files::EventFiles;
+use host::{HostNode, HostStore, HostWorld};
 use meter::{Meter, MeteredVolumes, PEER};
 use std::cell::{OnceCell, RefCell};
 use std::path::Path;
@@ -39,12 +42,6 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The world of the daemon.
-pub type HostWorld = RealWorld<DirectoryClient>;
-/// A disk group of the daemon.
-pub type HostStore = Store<HostWorld>;
-/// The daemon's host.
-pub type HostNode = Node<HostWorld, HostStore>;
 type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
 
 /// Between attempts to reach the directory.
@@ -75,13 +72,15 @@ pub struct Engine {
     pub config: Config,
     pub host: HostId,
     pub meter: Meter,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<GroupSlot>,
     tasks: RefCell<tasks::Book>,
     /// NBD clients at once.
     nbd_connections: usize,
     /// When this process began.
     began: Nanos,
     running: OnceCell<Running>,
+    /// Where its events last, from when it starts.
+    events: OnceCell<Rc<EventFiles>>,
     /// Why it does not serve yet.
     phase: RefCell<String>,
 }
@@ -120,7 +119,7 @@ impl Bound {
 impl Engine {
     /// A host that does not serve yet, and will serve so many NBD clients at once.
     pub fn new(config: Config, host: HostId, nbd_connections: usize) -> Rc<Self> {
-        let slots = Slot::all(&config);
+        let slots = GroupSlot::all(&config);
         Rc::new(Self {
             config,
             host,
@@ -130,6 +129,7 @@ impl Engine {
             nbd_connections,
             began: atoll_real::now(),
             running: OnceCell::new(),
+            events: OnceCell::new(),
             phase: RefCell::new("this host is starting".into()),
         })
     }
@@ -210,6 +210,9 @@ impl Engine {
         for store in all {
             let _ = tokio::time::timeout(STOP_WAIT, store.close()).await;
         }
+        if let Some(events) = self.events.get() {
+            events.flush();
+        }
         Ok(())
     }
 
@@ -231,7 +234,7 @@ impl Engine {
             cluster: cluster.id,
             host: self.host,
             name: self.config.host_name.clone(),
-            fault_domain: self.config.failure_domain.clone(),
+            fault_domain: self.config.fault_domain.clone(),
             peers: self.config.peers.iter().map(ToString::to_string).collect(),
             api: self.config.api.map(|address| address.to_string()).unwrap_or_default(),
             release: env!("CARGO_PKG_VERSION").into(),
@@ -260,7 +263,14 @@ impl Engine {
             }
         }
         let stores: Vec<HostStore> = groups.iter().map(|(store, _)| store.clone()).collect();
-        let node = Node::start(world.clone(), config, groups);
+        let (files, earlier, said) = EventFiles::open(data.path(), self.host);
+        for sentence in said {
+            tracing::warn!("{sentence}");
+            troubles.push((Severity::Warning, "events-damaged", sentence));
+        }
+        let files = self.events.get_or_init(|| Rc::new(files)).clone();
+        let kept = EventsKept { events: earlier, sink: files.clone() };
+        let node = Node::start(world.clone(), config, groups, kept);
         if let Some(incarnation) = over {
             node.is_over(incarnation);
         }
@@ -275,11 +285,12 @@ impl Engine {
         for (severity, kind, trouble) in troubles {
             node.note(severity, kind, None, trouble);
         }
+        let started = format!("started, version {}", env!("CARGO_PKG_VERSION"));
+        node.note(Severity::Info, "host-started", None, started);
         // What was noted so far is in the log already. Ends with the shard.
-        let noted = node.local_events(EventMark::default(), usize::MAX);
-        let noted = noted.last().map(NodeEvent::mark).unwrap_or_default();
-        tokio::task::spawn_local(log_events(node.clone(), noted));
+        tokio::task::spawn_local(log_events(node.clone(), node.events_end()));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
+        tokio::task::spawn_local(room::watch_events(node.clone(), files));
         node.set_manager(self.manager());
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
         let nbd = Server::new(
@@ -417,7 +428,7 @@ async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {
     };
     let txn = Txn {
         compares: vec![Compare { key: key::CLUSTER.into(), modified: Revision(0) }],
-        changes: vec![Change::Put(key::CLUSTER.into(), record::encode(&cluster))],
+        changes: vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))],
     };
     match directory.txn(txn).await.map_err(|e| e.to_string())? {
         TxnReply::Done(_) => {

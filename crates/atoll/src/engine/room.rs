@@ -1,9 +1,11 @@
 //! The file system of this host's state (identity, sockets, perhaps its log): the data path does
 //! not need it, but whoever looks for what went wrong does.
 
-use super::HostNode;
-use atoll_node::Severity;
+use super::event_files::EventFiles;
+use super::host::HostNode;
+use atoll_node::{About, Severity};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// How often it is looked at.
@@ -44,6 +46,32 @@ pub async fn watch(node: HostNode, directory: PathBuf) {
             }
             // The daemon is ending.
             Err(_) => return,
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Tells when events are no longer kept, and when they are again.
+pub async fn watch_events(node: HostNode, files: Rc<EventFiles>) {
+    let mut dropped = None;
+    loop {
+        match (files.trouble(), dropped) {
+            (Some(why), None) => {
+                dropped = Some(files.dropped());
+                let message = format!("events are not kept over a restart: {why}");
+                let cause = why;
+                let about = About { cause, ..About::default() };
+                node.note_about(Severity::Warning, "events-not-kept", about, message);
+            }
+            // Whether it is well shows with the next event.
+            (None, Some(before)) => {
+                let lost = files.dropped().saturating_sub(before);
+                let message = format!("events are kept again; {lost} are not, since that was told");
+                let about = About { numbers: vec![("lost", lost)], ..About::default() };
+                node.note_about(Severity::Info, "events-kept-again", about, message);
+                dropped = None;
+            }
+            _ => {}
         }
         tokio::time::sleep(EVERY).await;
     }

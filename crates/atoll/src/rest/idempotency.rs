@@ -29,11 +29,11 @@ pub enum Begin {
     /// A repetition: this was the answer.
     Known(Box<Volume>),
     /// The first of its key.
-    New(Slot),
+    New(PendingAnswer),
 }
 
 /// The place for an answer; without one, the key is forgotten when this is dropped.
-pub struct Slot {
+pub struct PendingAnswer {
     entries: Entries,
     key: String,
 }
@@ -79,11 +79,11 @@ impl Keys {
         }
         let entry = Entry { began: now, body: body.to_vec(), answer: None };
         entries.insert(key.to_owned(), entry);
-        Ok(Begin::New(Slot { entries: self.0.clone(), key: key.to_owned() }))
+        Ok(Begin::New(PendingAnswer { entries: self.0.clone(), key: key.to_owned() }))
     }
 }
 
-impl Slot {
+impl PendingAnswer {
     /// The request has made this.
     pub fn finish(self, volume: Volume) {
         let mut entries = self.entries.lock().expect("nothing panics while it holds this lock");
@@ -93,7 +93,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let mut entries = self.entries.lock().expect("nothing panics while it holds this lock");
         if entries.get(&self.key).is_some_and(|entry| entry.answer.is_none()) {

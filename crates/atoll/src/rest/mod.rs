@@ -1,9 +1,9 @@
 //! The REST server: the only management surface. It reads requests strictly, asks a [`Control`],
 //! and wraps the answers.
 //!
-//! Invariants: what it routes is exactly [`ROUTES`] and four pages for machines; every error,
-//! also of a request that is not HTTP, is `problem+json`; no request makes it hold more than
-//! [`limits`] says; a client that goes away leaves nothing behind.
+//! Invariants: what it routes is exactly [`ROUTES`](atoll_api::routes::ROUTES) and four pages for
+//! machines; every error, also of a request that is not HTTP, is `problem+json`; no request makes
+//! it hold more than [`limits`] says; a client that goes away leaves nothing behind.
 //!
 //! Absent here: authentication and encryption (a Unix socket's permissions protect it; `door` has
 //! what may be asked over TCP), and every decision about volumes.
@@ -15,11 +15,11 @@ mod idempotency;
 pub mod listen;
 mod request;
 
-use crate::control::{Control, EventMarks, Scope, Told};
+use crate::control::{Control, EventMarks, EventsRead, Scope, Told};
 use crate::metrics;
 use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
-use atoll_api::routes::{Op, ROUTES};
+use atoll_api::routes::Op;
 use atoll_api::types::{
     GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume, VolumeCreate,
     VolumePatch, VolumeResize,
@@ -31,10 +31,9 @@ use http_body_util::channel::Channel;
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use idempotency::{Begin, Keys};
 use request::{Parsed, Target};
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,7 +188,7 @@ impl<C: Control> Rest<C> {
             }
             Op::VolumeResize => {
                 let VolumeResize { size_bytes, shrink } = asked.body()?;
-                let patch = VolumePatch { size_bytes: Some(size_bytes), shrink };
+                let patch = VolumePatch { size_bytes: Some(size_bytes), shrink, iops_limit: None };
                 self.volume_patch(asked, patch).await
             }
             Op::VolumeDelete => {
@@ -231,13 +230,20 @@ impl<C: Control> Rest<C> {
                 let wanted = asked.param(0);
                 self.one(control.tasks(Scope::Cluster).await?, "task", wanted, |t| t.id == wanted)
             }
-            Op::EventList if asked.flag("follow")? => self.follow(scope, asked.number("since")?),
             Op::EventList => {
-                let since = asked.number("since")?.unwrap_or(0);
-                let Told { what, missing } =
-                    control.events(scope, since, EventMarks::new()).await?;
-                let events = Told { what: what.events, missing };
-                self.list(asked, events, |event| format!("{:020} {}", event.id, event.host))
+                let read = asked.query("cursor").map(cursor::read_position).transpose()?;
+                let since = asked.number("since")?;
+                if asked.flag("follow")? {
+                    return self.follow(scope, since, read);
+                }
+                let (since, limit) = (since.unwrap_or(0), page_limit(asked)?);
+                let read = read.unwrap_or_default();
+                let Told { what, missing } = control.events(scope, since, read, limit).await?;
+                let position = cursor::make_position(&what.read());
+                let events = what.events.into_iter().map(|(event, ..)| event).collect();
+                let next = what.more.then(|| position.clone());
+                let list = List::new(events, next, control.unix_ms()).without(missing);
+                json(&List { position: Some(position), ..list })
             }
             Op::SessionList => {
                 let sessions = control.sessions(scope, asked.query("volume")).await?;
@@ -280,13 +286,13 @@ impl<C: Control> Rest<C> {
         asked: &Parsed,
         patch: VolumePatch,
     ) -> Result<Response<Body>, Problem> {
-        match patch.size_bytes {
-            Some(size) => check_size(size)?,
-            None => {
-                return Err(Problem::new(Code::BadValue, "the body changes nothing")
-                    .hint("accepted: size_bytes")
-                    .field("size_bytes"));
-            }
+        if let Some(size) = patch.size_bytes {
+            check_size(size)?;
+        }
+        if patch.size_bytes.is_none() && patch.iops_limit.is_none() {
+            return Err(Problem::new(Code::BadValue, "the body changes nothing")
+                .hint("accepted: size_bytes, iops_limit")
+                .field("size_bytes"));
         }
         self.told_volume(self.control.volume_patch(asked.param(0), patch, asked.change).await?)
     }
@@ -340,14 +346,7 @@ impl<C: Control> Rest<C> {
         told: Told<Vec<T>>,
         key: impl Fn(&T) -> String,
     ) -> Result<Response<Body>, Problem> {
-        let limit = match asked.number("limit")? {
-            None => limits::PAGE_DEFAULT,
-            Some(limit @ 1..=1_000) => limit as usize,
-            Some(other) => {
-                let detail = format!("limit is {other}, and must be 1 to {}", limits::PAGE_MAX);
-                return Err(Problem::new(Code::BadValue, detail).field("limit"));
-            }
-        };
+        let limit = page_limit(asked)?;
         let Told { what: mut items, missing } = told;
         items.sort_by_cached_key(&key);
         if let Some(cursor) = asked.query("cursor") {
@@ -360,27 +359,36 @@ impl<C: Control> Rest<C> {
         json(&List::new(items, next, self.control.unix_ms()).without(missing))
     }
 
-    /// Server-sent events until the client goes away or the server stops.
-    fn follow(&self, scope: Scope, since: Option<u64>) -> Result<Response<Body>, Problem> {
+    /// Server-sent events until the client goes away or the server stops; the `id` of each is the
+    /// position after it.
+    fn follow(
+        &self,
+        scope: Scope,
+        since: Option<u64>,
+        read: Option<EventMarks>,
+    ) -> Result<Response<Body>, Problem> {
         let permit = self.followers.clone().try_acquire_owned().map_err(|_| {
             let detail = format!("{} followers already", limits::FOLLOWERS_MAX);
             Problem::new(Code::TooMany, detail)
         })?;
         let control = self.control.clone();
         let mut stop = self.stop.clone();
-        let begin = since.unwrap_or_else(|| control.unix_ms() * 1_000);
+        // With a position, all of a host that has joined since is new.
+        let now = || if read.is_some() { 0 } else { control.unix_ms() * 1_000 };
+        let begin = since.unwrap_or_else(now);
         let (mut sender, channel) = Channel::new(16);
         let follow = async move {
-            let mut read = EventMarks::new();
+            let mut read = read.unwrap_or_default();
             let mut without: Vec<Missing> = Vec::new();
             for round in 0u32.. {
                 // A round without an answer is followed by another.
-                let (events, missing) = match control.events(scope, begin, read.clone()).await {
-                    Ok(Told { what, missing }) => {
-                        read = what.read;
-                        (what.events, missing)
+                let told = control.events(scope, begin, read.clone(), limits::PAGE_DEFAULT).await;
+                let (events, more, missing) = match told {
+                    Ok(Told { what: EventsRead { events, begun, more }, missing }) => {
+                        read = begun;
+                        (events, more, missing)
                     }
-                    Err(_) => (Vec::new(), without.clone()),
+                    Err(_) => (Vec::new(), false, without.clone()),
                 };
                 if missing != without {
                     let text = serde_json::to_string(&missing).expect("names are text");
@@ -390,9 +398,12 @@ impl<C: Control> Rest<C> {
                         return;
                     }
                 }
-                for event in events {
+                // One that has more and tells nothing is asked no faster than the others.
+                let goes_on = more && !events.is_empty();
+                for (event, host, mark) in events {
+                    read.insert(host, mark);
                     let data = serde_json::to_string(&event).expect("events have string keys");
-                    let text = format!("id: {}\ndata: {data}\n\n", event.id);
+                    let text = format!("id: {}\ndata: {data}\n\n", cursor::make_position(&read));
                     if sender.send_data(Bytes::from(text)).await.is_err() {
                         return;
                     }
@@ -402,7 +413,9 @@ impl<C: Control> Rest<C> {
                 {
                     return;
                 }
-                tokio::time::sleep(FOLLOW_EVERY).await;
+                if !goes_on {
+                    tokio::time::sleep(FOLLOW_EVERY).await;
+                }
             }
         };
         // Ends when the client goes away (within a beat) or the server stops.
@@ -418,6 +431,18 @@ impl<C: Control> Rest<C> {
         set(&mut reply, header::CONTENT_TYPE, "text/event-stream");
         set(&mut reply, header::CACHE_CONTROL, "no-store");
         Ok(reply)
+    }
+}
+
+/// Items of one page.
+fn page_limit(asked: &Parsed) -> Result<usize, Problem> {
+    match asked.number("limit")? {
+        None => Ok(limits::PAGE_DEFAULT),
+        Some(limit @ 1..=1_000) => Ok(limit as usize),
+        Some(other) => {
+            let detail = format!("limit is {other}, and must be 1 to {}", limits::PAGE_MAX);
+            Err(Problem::new(Code::BadValue, detail).field("limit"))
+        }
     }
 }
 
@@ -483,19 +508,4 @@ fn refuse(problem: &Problem) -> Response<Body> {
         set(&mut reply, header::CONNECTION, "close");
     }
     reply
-}
-
-/// Methods that a path of the table knows, for `Allow`.
-fn allowed(path: &str) -> String {
-    let methods: BTreeSet<&str> = ROUTES
-        .iter()
-        .filter(|route| request::matches(route.path, path).is_some())
-        .map(|route| route.method)
-        .collect();
-    methods.into_iter().collect::<Vec<_>>().join(", ")
-}
-
-/// `HEAD` is answered like `GET`, without the body.
-fn effective(method: &Method) -> &str {
-    if method == Method::HEAD { "GET" } else { method.as_str() }
 }

@@ -1,17 +1,16 @@
 //! Reads one request, strictly: what is not understood is refused by name, never ignored.
 
-use super::{allowed, effective};
-use crate::control::{Change, Scope};
+use crate::control::{ChangeOptions, Scope};
 use atoll_api::limits;
 use atoll_api::name::{self, show};
 use atoll_api::routes::{Op, PREFIX, ROUTES, Route};
 use atoll_api::{Code, Problem};
 use http_body_util::{BodyExt, Limited};
-use hyper::Request;
 use hyper::body::{Bytes, Incoming};
 use hyper::header;
+use hyper::{Method, Request};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a request is about.
 pub enum Target {
@@ -39,7 +38,7 @@ pub struct Parsed {
     /// `?scope=`.
     pub scope: Scope,
     /// `?dry_run=` and `If-Match`.
-    pub change: Change,
+    pub change: ChangeOptions,
     /// `Idempotency-Key`.
     pub idempotency_key: Option<String>,
 }
@@ -203,7 +202,7 @@ pub async fn parse(
         query,
         bytes,
         scope: Scope::Cluster,
-        change: Change { if_revision, ..Change::default() },
+        change: ChangeOptions { if_revision, ..ChangeOptions::default() },
         idempotency_key,
     };
     parsed.change.dry_run = parsed.flag("dry_run")?;
@@ -311,6 +310,21 @@ impl Parsed {
         json.end().map_err(|e| bad(format!("body: {e}")))?;
         Ok(value)
     }
+}
+
+/// Methods that a path of the table knows, for `Allow`.
+pub fn allowed(path: &str) -> String {
+    let methods: BTreeSet<&str> = ROUTES
+        .iter()
+        .filter(|route| matches(route.path, path).is_some())
+        .map(|route| route.method)
+        .collect();
+    methods.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// `HEAD` is answered like `GET`, without the body.
+pub fn effective(method: &Method) -> &str {
+    if method == Method::HEAD { "GET" } else { method.as_str() }
 }
 
 #[cfg(test)]

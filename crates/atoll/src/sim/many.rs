@@ -1,9 +1,9 @@
 //! `atoll sim run --seeds A..B`: many seeds on all cores, for a time if need be.
 
-use super::{now, one, options, verdict};
+use super::runs::{now, one, options, verdict};
 use crate::cli::args::{SEEDS, SimRun};
+use crate::cli::context::{Context, interrupted};
 use crate::cli::out::{Format, Run, yaml};
-use crate::cli::{Context, interrupted};
 use atoll_api::{Code, Problem};
 use atoll_sim::activity::Activity;
 use atoll_sim::fault::FaultKind;

@@ -1,12 +1,12 @@
 //! One seed: its replay, the least of it that still fails, its picture.
 
-use super::{now, one_or, options, verdict};
+use super::runs::{now, one_or, options, verdict};
 use crate::cli::args::{SimRun, SimShrink, SimTimeline};
+use crate::cli::context::{Context, interrupted};
 use crate::cli::out::{Failure, Format, Run, yaml};
-use crate::cli::{Context, interrupted};
 use atoll_api::{Code, Problem};
 use atoll_sim::fault::FaultKind;
-use atoll_sim::rig::Befallen;
+use atoll_sim::machines::Befallen;
 use atoll_sim::run::{Options, Outcome};
 use atoll_sim::shrink::{self, Shrunk, faults_of};
 use atoll_sim::timeline;
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn an_outcome_reads_back() {
-        let options = Options { ops: 40, ideal_store: true, ..Options::default() };
+        let options = Options { ops: 40, reference_store: true, ..Options::default() };
         let mut outcome = run_one(3, &options);
         outcome.violations.push("made up: \"quoted\"\nin two lines".into());
         let back = outcome_of(&value(&outcome).to_string()).unwrap();

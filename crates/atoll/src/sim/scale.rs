@@ -1,8 +1,8 @@
 //! `atoll sim scale`: what clusters of modelled hardware do, as tables that a document can take.
 
 use crate::cli::args::{ScalePoints, SimScale};
+use crate::cli::context::{Context, interrupted};
 use crate::cli::out::{Format, Run, yaml};
-use crate::cli::{Context, interrupted};
 use atoll_api::{Code, Problem};
 use atoll_sim::scale::{Bound, Point, Row, Scale, Sheet, Workload, sheets};
 use atoll_world::Nanos;

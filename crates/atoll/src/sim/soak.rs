@@ -6,11 +6,11 @@
 //! Invariants: a seed is counted once, also where a soak was killed in the middle of it; a state
 //! file that cannot be read is never written over.
 
-use super::worker::Answer;
-use super::{now, verdict};
+use super::runs::{now, verdict};
+use super::worker::SeedResult;
 use crate::cli::args::SimSoak;
+use crate::cli::context::{Context, interrupted};
 use crate::cli::out::{Failure, Format, Run, yaml};
-use crate::cli::{Context, interrupted};
 use crate::lock::DataDir;
 use atoll_api::{Code, Problem};
 use atoll_sim::activity::cell_names;
@@ -147,7 +147,7 @@ impl State {
     }
 
     /// Counts a fresh seed; returns what it is the first to come by.
-    fn add(&mut self, answer: &Answer) -> Vec<String> {
+    fn add(&mut self, answer: &SeedResult) -> Vec<String> {
         self.seeds += 1;
         self.virtual_ns += answer.virtual_ns;
         self.operations += answer.operations;
@@ -171,7 +171,7 @@ impl State {
     }
 
     /// Takes up what a seed of the corpus does today; returns what it no longer comes by.
-    fn again(&mut self, answer: &Answer) -> Vec<String> {
+    fn again(&mut self, answer: &SeedResult) -> Vec<String> {
         let Some(kept) = self.corpus.get_mut(&answer.seed) else { return Vec::new() };
         let lost: Vec<String> =
             kept.reached.iter().filter(|name| !answer.reached.contains(name)).cloned().collect();
@@ -236,7 +236,7 @@ impl Soak {
         Some(seed)
     }
 
-    fn ended(&mut self, answer: &Answer) {
+    fn ended(&mut self, answer: &SeedResult) {
         let seed = answer.seed;
         self.report.seeds += 1;
         self.report.virtual_time += Nanos(answer.virtual_ns);
@@ -284,7 +284,7 @@ impl Worker {
     }
 
     /// Runs a seed; the error is how the worker ended instead.
-    async fn ask(&mut self, seed: u64) -> Result<Answer, String> {
+    async fn ask(&mut self, seed: u64) -> Result<SeedResult, String> {
         let line = format!("{seed}\n");
         if self.seeds.write_all(line.as_bytes()).await.is_ok()
             && let Ok(Some(line)) = self.answers.next_line().await
@@ -312,7 +312,7 @@ async fn job(program: PathBuf, soak: Arc<Mutex<Soak>>) -> Result<(), Problem> {
     loop {
         let next = soak.lock().expect(POISON).next();
         let Some(seed) = next else { return Ok(()) };
-        let answer = worker.ask(seed).await.unwrap_or_else(|why| Answer {
+        let answer = worker.ask(seed).await.unwrap_or_else(|why| SeedResult {
             seed,
             violations: vec![format!("the program died, {why}")],
             faults: Vec::new(),
@@ -507,10 +507,10 @@ fn fresh() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Kept, State};
+    use super::{Kept, SeedResult, State};
 
-    fn answer(seed: u64, reached: &[&str], violations: &[&str]) -> Answer {
-        Answer {
+    fn answer(seed: u64, reached: &[&str], violations: &[&str]) -> SeedResult {
+        SeedResult {
             seed,
             violations: violations.iter().map(|v| (*v).to_owned()).collect(),
             faults: vec![2, 3],

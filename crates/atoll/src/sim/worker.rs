@@ -1,7 +1,7 @@
 //! `atoll sim worker`: runs the seeds that standard input names, one a line, and answers each with
 //! a line of JSON. A soak has one for each of its jobs: a panic costs one seed.
 
-use super::one_or;
+use super::runs::one_or;
 use crate::cli::out::Run;
 use atoll_sim::activity::cell_names;
 use atoll_sim::run::{Options, Outcome};
@@ -11,7 +11,7 @@ use std::io::{BufRead, Write};
 /// What came of a seed.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Answer {
+pub(super) struct SeedResult {
     pub(super) seed: u64,
     pub(super) violations: Vec<String>,
     /// Effects by kind of fault, in their order.
@@ -25,11 +25,11 @@ pub(super) struct Answer {
     pub(super) reached: Vec<String>,
 }
 
-fn answer(outcome: &Outcome) -> Answer {
+fn answer(outcome: &Outcome) -> SeedResult {
     let cells = cell_names().zip(&outcome.cells).filter(|(_, n)| **n > 0);
     let mut reached: Vec<String> = cells.map(|(name, _)| format!("cell {name}")).collect();
     reached.extend(outcome.marks.iter().map(|name| format!("mark {name}")));
-    Answer {
+    SeedResult {
         seed: outcome.seed,
         violations: outcome.violations.clone(),
         faults: outcome.faults.clone(),
@@ -41,7 +41,7 @@ fn answer(outcome: &Outcome) -> Answer {
     }
 }
 
-fn say(answer: &Answer) -> std::io::Result<()> {
+fn say(answer: &SeedResult) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let line = serde_json::to_string(answer).expect("plain fields");
     writeln!(out, "{line}").and_then(|()| out.flush())

@@ -6,7 +6,7 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
-use atoll::control::{Change, Control, EventMarks, EventsRead, Sample, Scope, Told, Value};
+use atoll::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
 use atoll_api::envelope::Missing;
@@ -82,7 +82,8 @@ impl Fake {
     /// One of a host whose clock shows that.
     pub fn event_at(&self, at_ms: u64, kind: &str, message: &str) {
         let mut state = self.0.lock().unwrap();
-        let id = at_ms * 1_000 + state.events.len() as u64 + 1;
+        let state_number = state.events.len() as u64 + 1;
+        let id = at_ms * 1_000 + state_number;
         state.events.push(Event {
             id,
             at: atoll_api::envelope::rfc3339(at_ms),
@@ -91,11 +92,19 @@ impl Fake {
             kind: kind.into(),
             subject: "vm1".into(),
             message: message.into(),
+            number: state_number,
+            object: None,
+            of_host: None,
+            group: None,
+            disks: Vec::new(),
+            numbers: BTreeMap::new(),
+            cause: None,
+            next_step: None,
         });
     }
 }
 
-type Answer<T> = Result<T, Problem>;
+type ControlResult<T> = Result<T, Problem>;
 type Collected<T> = Result<Told<T>, Problem>;
 
 fn used(name: &str) -> Problem {
@@ -104,7 +113,7 @@ fn used(name: &str) -> Problem {
 }
 
 /// The volume of that name or id.
-fn called<'a>(state: &'a State, name: &str) -> Answer<&'a Volume> {
+fn called<'a>(state: &'a State, name: &str) -> ControlResult<&'a Volume> {
     let by_id = || state.volumes.values().find(|volume| volume.id == name);
     let found = state.volumes.get(name).or_else(by_id);
     found.ok_or_else(|| Problem::not_found("volume", name))
@@ -117,7 +126,7 @@ impl Control for Fake {
     async fn ready(&self) -> Result<(), String> {
         Ok(())
     }
-    async fn metrics(&self) -> Answer<Vec<Sample>> {
+    async fn metrics(&self) -> ControlResult<Vec<Sample>> {
         let labels = vec![("host", "host1".to_owned())];
         Ok(vec![Sample { name: "atoll_up", help: "One.", labels, value: Value::Gauge(1.0) }])
     }
@@ -151,7 +160,7 @@ impl Control for Fake {
             checksum_errors: 0,
         })
     }
-    async fn cluster(&self) -> Answer<Cluster> {
+    async fn cluster(&self) -> ControlResult<Cluster> {
         self.wait().await;
         Ok(Cluster {
             id: "00000000000000c1".into(),
@@ -193,7 +202,7 @@ impl Control for Fake {
         };
         self.told((1..=3).map(host).collect())
     }
-    async fn disks(&self, host: &str) -> Answer<Vec<Disk>> {
+    async fn disks(&self, host: &str) -> ControlResult<Vec<Disk>> {
         if host != "host1" {
             return Err(Problem::not_found("host", host));
         }
@@ -207,7 +216,12 @@ impl Control for Fake {
             detail: "ext4 file system".into(),
         }])
     }
-    async fn disk_wipe(&self, host: &str, request: DiskWipeRequest, _: Change) -> Answer<DiskWipe> {
+    async fn disk_wipe(
+        &self,
+        host: &str,
+        request: DiskWipeRequest,
+        _: ChangeOptions,
+    ) -> ControlResult<DiskWipe> {
         let erased = "ext4 file system".into();
         Ok(DiskWipe { host: host.into(), path: request.path, erased })
     }
@@ -232,15 +246,15 @@ impl Control for Fake {
         };
         self.told((1..=2).map(group).collect())
     }
-    async fn group_create(&self, request: GroupCreate, _: Change) -> Answer<Group> {
+    async fn group_create(&self, request: GroupCreate, _: ChangeOptions) -> ControlResult<Group> {
         let disk = &request.disks[0];
         Err(Problem::new(Code::ForeignDisk, format!("disk '{disk}' holds foreign data: XFS"))
             .hint(format!("atoll disk wipe {disk} erases it")))
     }
-    async fn policies(&self) -> Answer<Vec<Policy>> {
+    async fn policies(&self) -> ControlResult<Vec<Policy>> {
         Ok(self.0.lock().unwrap().policies.values().cloned().collect())
     }
-    async fn policy_create(&self, policy: Policy, change: Change) -> Answer<Policy> {
+    async fn policy_create(&self, policy: Policy, change: ChangeOptions) -> ControlResult<Policy> {
         let mut state = self.0.lock().unwrap();
         if state.policies.contains_key(&policy.name) {
             return Err(Problem::new(Code::Exists, format!("policy {} exists", policy.name)));
@@ -250,11 +264,11 @@ impl Control for Fake {
         }
         Ok(policy)
     }
-    async fn policy_delete(&self, name: &str, _: Change) -> Answer<()> {
+    async fn policy_delete(&self, name: &str, _: ChangeOptions) -> ControlResult<()> {
         let removed = self.0.lock().unwrap().policies.remove(name);
         removed.map(drop).ok_or_else(|| Problem::not_found("policy", name))
     }
-    async fn policy_check(&self, name: &str, size_bytes: u64) -> Answer<PolicyCheck> {
+    async fn policy_check(&self, name: &str, size_bytes: u64) -> ControlResult<PolicyCheck> {
         let fits = size_bytes <= 10 << 30;
         let why = if fits { "2 copies have room" } else { "2 hosts are needed, 1 has room" };
         Ok(PolicyCheck {
@@ -274,7 +288,11 @@ impl Control for Fake {
         let found = self.0.lock().unwrap().volumes.get(name).cloned();
         self.told(found.ok_or_else(|| Problem::not_found("volume", name))?)
     }
-    async fn volume_create(&self, request: VolumeCreate, change: Change) -> Answer<Volume> {
+    async fn volume_create(
+        &self,
+        request: VolumeCreate,
+        change: ChangeOptions,
+    ) -> ControlResult<Volume> {
         self.wait().await;
         let policy = request.policy.unwrap_or_else(|| "default".into());
         let mut state = self.0.lock().unwrap();
@@ -298,6 +316,7 @@ impl Control for Fake {
             guest_bytes: Some(0),
             policy,
             failures_to_tolerate: 1,
+            iops_limit: 0,
             state: VolumeState::Healthy,
             owner: Some("host1".into()),
             epoch: 1,
@@ -317,7 +336,7 @@ impl Control for Fake {
         &self,
         name: &str,
         patch: VolumePatch,
-        change: Change,
+        change: ChangeOptions,
     ) -> Collected<Volume> {
         let mut state = self.0.lock().unwrap();
         state.revision += 1;
@@ -344,8 +363,8 @@ impl Control for Fake {
         &self,
         name: &str,
         request: VolumeLockRequest,
-        _: Change,
-    ) -> Answer<VolumeLock> {
+        _: ChangeOptions,
+    ) -> ControlResult<VolumeLock> {
         let state = self.0.lock().unwrap();
         let volume = called(&state, name)?;
         if state.used.contains(&volume.name) {
@@ -367,11 +386,11 @@ impl Control for Fake {
             exports: vec![],
         })
     }
-    async fn volume_unlock(&self, name: &str, token: u64, _: Change) -> Answer<()> {
+    async fn volume_unlock(&self, name: &str, token: u64, _: ChangeOptions) -> ControlResult<()> {
         let found = called(&self.0.lock().unwrap(), name).is_ok() && token == 7;
         found.then_some(()).ok_or_else(|| Problem::not_found("import lock", name))
     }
-    async fn volume_delete(&self, name: &str, change: Change) -> Answer<()> {
+    async fn volume_delete(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
         let mut state = self.0.lock().unwrap();
         let volume = called(&state, name)?.clone();
         let name = &volume.name;
@@ -386,7 +405,7 @@ impl Control for Fake {
         }
         Ok(())
     }
-    async fn placement(&self, name: &str) -> Answer<Placement> {
+    async fn placement(&self, name: &str) -> ControlResult<Placement> {
         let volume = self.volume(name).await?.what;
         Ok(Placement {
             volume: volume.name,
@@ -421,7 +440,7 @@ impl Control for Fake {
             items: vec![],
         })
     }
-    async fn resync_patch(&self, patch: ResyncPatch, _: Change) -> Collected<Resync> {
+    async fn resync_patch(&self, patch: ResyncPatch, _: ChangeOptions) -> Collected<Resync> {
         {
             let mut state = self.0.lock().unwrap();
             state.paused = patch.paused.unwrap_or(state.paused);
@@ -439,10 +458,20 @@ impl Control for Fake {
             blocks_bad: 0,
         }])
     }
-    async fn scrub_start(&self, _: ScrubStart, scope: Scope, _: Change) -> Collected<Vec<Scrub>> {
+    async fn scrub_start(
+        &self,
+        _: ScrubStart,
+        scope: Scope,
+        _: ChangeOptions,
+    ) -> Collected<Vec<Scrub>> {
         self.scrubs(scope).await
     }
-    async fn scrub_stop(&self, _: Option<&str>, scope: Scope, _: Change) -> Collected<Vec<Scrub>> {
+    async fn scrub_stop(
+        &self,
+        _: Option<&str>,
+        scope: Scope,
+        _: ChangeOptions,
+    ) -> Collected<Vec<Scrub>> {
         self.scrubs(scope).await
     }
     async fn tasks(&self, _: Scope) -> Collected<Vec<Task>> {
@@ -462,14 +491,23 @@ impl Control for Fake {
             task("long", TaskState::Running, 50),
         ])
     }
-    async fn events(&self, _: Scope, since: u64, read: EventMarks) -> Collected<EventsRead> {
+    async fn events(
+        &self,
+        _: Scope,
+        since: u64,
+        read: EventMarks,
+        max: usize,
+    ) -> Collected<EventsRead> {
         let events = self.0.lock().unwrap().events.clone();
-        let mark = EventMark { life: Incarnation(1), number: events.len() as u64 };
-        let known = read.get(&HostId(1));
-        let begin = known.map_or(0, |mark| mark.number as usize);
-        let new = events.into_iter().skip(begin);
-        let new = new.filter(|event| known.is_some() || event.id > since);
-        self.told(EventsRead { events: new.collect(), read: [(HostId(1), mark)].into() })
+        let mark = |number: usize| EventMark { life: Incarnation(1), number: number as u64 };
+        let begin = match read.get(&HostId(1)) {
+            Some(mark) => mark.number as usize,
+            None => events.iter().take_while(|event| event.id <= since).count(),
+        };
+        let more = events.len() - begin > max;
+        let new = events.into_iter().enumerate().skip(begin).take(max);
+        let new = new.map(|(at, event)| (event, HostId(1), mark(at + 1))).collect();
+        self.told(EventsRead { events: new, begun: [(HostId(1), mark(begin))].into(), more })
     }
     async fn sessions(&self, _: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
         let used = self.0.lock().unwrap().used.clone();

@@ -3,7 +3,8 @@
 
 use super::codec::{OPTION_MAGIC, RequestHead, cmd, flag, info, opt, put16, put32, put64, rep};
 use super::reply::{Failure, Outbox, Status};
-use super::session::{End, Event, Op, Refused, Request, Room, Session};
+use super::session::{End, Event, NbdSession, Op, Refused, Request};
+use crate::admission::client::Room;
 use crate::limits::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES};
 use crate::nbd::codec::Errno;
 use atoll_world::Buf;
@@ -79,7 +80,7 @@ fn request(command: u16, flags: u16, cookie: u64, at: u64, len: u32) -> Vec<u8> 
 
 /// A session with the export's part played by the test, and everything it sent.
 struct Peer {
-    session: Session,
+    session: NbdSession,
     out: Outbox,
     sent: Vec<u8>,
     requests: Vec<Request>,
@@ -89,7 +90,7 @@ struct Peer {
 impl Peer {
     fn new() -> Self {
         let mut out = Outbox::default();
-        let session = Session::new(OPTIONS_MAX, &mut out);
+        let session = NbdSession::new(OPTIONS_MAX, &mut out);
         Self { session, out, sent: Vec::new(), requests: Vec::new(), end: None }
     }
 

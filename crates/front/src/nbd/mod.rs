@@ -7,8 +7,8 @@
 //!
 //! `codec` knows the numbers and layouts of the protocol, `inbox` the bytes that came and are not
 //! yet understood, `session` what they mean and what may come next, `reply` how answers look,
-//! `fence` which writes are under way, `crowd` who asks beside whom, and `pump` moves it all: it
-//! is the only part that waits.
+//! and `pump` moves it all: it is the only part that waits. How many requests and how much data a
+//! client may have under way is decided by [`admission`](crate::admission).
 //!
 //! Invariants: every request that was understood is answered exactly once or the connection ends;
 //! a write is applied only when its last byte is here; no answer is sent before the volume has
@@ -16,10 +16,7 @@
 //!
 //! Absent: TLS and extended headers (refused as the protocol says), oldstyle, and caching.
 
-mod beside;
 mod codec;
-mod crowd;
-mod fence;
 mod inbox;
 mod pump;
 mod reply;

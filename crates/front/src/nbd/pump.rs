@@ -4,33 +4,30 @@
 //! one vectored write; whatever has come is understood and started. Requests of one
 //! connection run at once and are answered as they end.
 //!
-//! Invariants: requests taken on and not yet answered in full stay within [`Limits::requests`] (or
-//! [`Limits::requests_beside`]) and [`Limits::connection_bytes`], and all connections together
-//! within [`Limits::server_bytes`] and what is guaranteed to each; when they do not, nothing is
-//! read, and the client waits. A started request runs to its end unless its client vanishes: then
-//! it is dropped, so that it is not tried again for long and lands after what the client, started
-//! anew elsewhere, has written since. Nothing here waits for a client longer than
-//! [`Limits::handshake`] or [`Limits::stall`].
+//! Invariants: requests taken on and not yet answered in full stay within what
+//! [`admission`](crate::admission) allows; when they do not, nothing is read, and the client waits.
+//! A started request runs to its end unless its client vanishes: then it is dropped, so that it is
+//! not tried again for long and lands after what the client, started anew elsewhere, has written
+//! since. Nothing here waits for a client longer than [`Limits::handshake`] or [`Limits::stall`].
 //!
 //! Absent: sockets, and what requests mean.
 
-use super::crowd::{Crowd, Guest};
-use super::fence::{Fence, Running};
 use super::reply::{Outbox, Replies};
 use super::run::{self, Done, Outcome};
-use super::session::{End, Event, Op, Open, Refused, Request, Room, Session, Why};
-use crate::limits::{
-    LIST_EXPORTS_MAX, Limits, PAYLOAD_BYTES_MAX, RESERVE_EACH_BYTES, SHALLOW_BYTES,
-};
-use atoll_world::many::Many;
+use super::session::{End, Event, NbdSession, Op, Open, Refused, Request, Why};
+use crate::admission::client::{ClientAdmission, Room};
+use crate::admission::control::AdmissionControl;
+use crate::admission::limits::SHALLOW_BYTES;
+use crate::admission::write_barrier::{WriteBarrier, WriteUnderWay};
+use crate::limits::{LIST_EXPORTS_MAX, Limits};
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite};
 use atoll_world::sync::Notify;
+use atoll_world::task_set::TaskSet;
 use atoll_world::volume::{Volume, VolumeError, Volumes};
 use atoll_world::{Elapsed, Nanos, Stage, World, sometimes};
 use futures_util::future::{Either, FutureExt, select};
 use futures_util::select_biased;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -51,12 +48,7 @@ struct Shared<W, V> {
     volumes: V,
     limits: Limits,
     connections: Cell<usize>,
-    /// Data held for clients, all connections.
-    bytes: Cell<usize>,
-    /// `bytes` has fallen.
-    freed: Notify,
-    fences: RefCell<BTreeMap<String, Fence>>,
-    crowd: Crowd,
+    admission: AdmissionControl,
     stopping: Cell<Option<Nanos>>,
     /// `stopping` or `connections` has changed.
     changed: Notify,
@@ -115,19 +107,12 @@ impl<W: World, V: Volumes> Server<W, V> {
     /// # Panics
     /// If a request of the largest size would not fit into `limits` and wait for ever.
     pub fn new(world: W, volumes: V, limits: Limits) -> Self {
-        let least = limits.requests.min(limits.requests_beside).min(limits.guaranteed_bytes);
-        assert!(least > 0, "or nothing could go on");
-        let least = limits.connection_bytes.min(limits.server_bytes);
-        assert!(least >= PAYLOAD_BYTES_MAX as usize, "the largest request must fit");
         Self(Rc::new(Shared {
             world,
             volumes,
             limits,
             connections: Cell::new(0),
-            bytes: Cell::new(0),
-            freed: Notify::default(),
-            fences: RefCell::default(),
-            crowd: Crowd::new(limits.requests_beside),
+            admission: AdmissionControl::new(limits.admission),
             stopping: Cell::new(None),
             changed: Notify::default(),
             stats: RefCell::default(),
@@ -144,7 +129,7 @@ impl<W: World, V: Volumes> Server<W, V> {
             return Ended::TooMany;
         }
         shared.stats.borrow_mut().accepted += 1;
-        let _slot = Slot::take(shared);
+        let _permit = ConnectionPermit::take(shared);
         let ended = shared.connection(stream).await;
         let mut stats = shared.stats.borrow_mut();
         match &ended {
@@ -183,7 +168,7 @@ impl<W: World, V: Volumes> Server<W, V> {
     pub fn stats(&self) -> Stats {
         Stats {
             connections: self.0.connections.get(),
-            held_bytes: self.0.bytes.get(),
+            held_bytes: self.0.admission.held_bytes(),
             ..*self.0.stats.borrow()
         }
     }
@@ -216,19 +201,19 @@ fn small_change(request: &Request) -> Option<bool> {
 }
 
 /// One of the connections that are allowed.
-struct Slot<'a, W, V>(&'a Shared<W, V>);
+struct ConnectionPermit<'a, W, V>(&'a Shared<W, V>);
 
-impl<'a, W, V> Slot<'a, W, V> {
+impl<'a, W, V> ConnectionPermit<'a, W, V> {
     fn take(shared: &'a Shared<W, V>) -> Self {
         shared.connections.set(shared.connections.get() + 1);
         Self(shared)
     }
 }
 
-impl<W, V> Drop for Slot<'_, W, V> {
+impl<W, V> Drop for ConnectionPermit<'_, W, V> {
     fn drop(&mut self) {
         self.0.connections.set(self.0.connections.get() - 1);
-        self.0.fences.borrow_mut().retain(|_, fence| !fence.is_unused());
+        self.0.admission.barriers.forget_unused();
         self.0.changed.notify_all();
     }
 }
@@ -237,7 +222,7 @@ impl<W: World, V: Volumes> Shared<W, V> {
     async fn connection<S: ByteStream>(&self, stream: S) -> Ended {
         let (mut read, mut write) = stream.split();
         let mut out = Outbox::default();
-        let mut session = Session::new(self.limits.options, &mut out);
+        let mut session = NbdSession::new(self.limits.options, &mut out);
         let opened = {
             let handshake = pin!(self.handshake(&mut session, &mut out, &mut read, &mut write));
             let deadline = self.world.now() + self.limits.handshake;
@@ -249,19 +234,19 @@ impl<W: World, V: Volumes> Shared<W, V> {
             }
         };
         match opened {
-            Ok((volume, fence)) => {
+            Ok((volume, barrier)) => {
                 let transmission = Transmission {
                     shared: self,
-                    held: Held { shared: self, bytes: Cell::new(0) },
+                    client: ClientAdmission::new(&self.admission),
                     replies: session.replies(),
-                    fence,
+                    barrier,
                     start: |request: Request, running, timed: Option<Nanos>| {
                         let under_way = UnderWay::begin(&self.world, request.charge);
                         let timed = timed.and_then(|begun| Some((begun, small_change(&request)?)));
                         run::run(&self.world, &volume, request, running).inspect(move |_| {
                             drop(under_way);
                             if let Some((begun, writes)) = timed {
-                                self.crowd.took(begun, self.world.now(), writes);
+                                self.admission.took(begun, self.world.now(), writes);
                             }
                         })
                     },
@@ -272,8 +257,6 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     arriving_since: Cell::new(None),
                     arriving: Cell::new(0),
                     closing: Cell::new(false),
-                    guest: Guest::default(),
-                    share: Cell::new(self.limits.requests),
                     paused: Cell::new(false),
                 };
                 transmission.run(session, read, write).await
@@ -304,11 +287,11 @@ impl<W: World, V: Volumes> Shared<W, V> {
     /// held is one option and its answer. The caller sets the deadline.
     async fn handshake(
         &self,
-        session: &mut Session,
+        session: &mut NbdSession,
         out: &mut Outbox,
         read: &mut impl ByteRead,
         write: &mut impl ByteWrite,
-    ) -> Result<(V::Volume, Fence), Ended> {
+    ) -> Result<(V::Volume, WriteBarrier), Ended> {
         let room = Room { requests: 0, bytes: 0 };
         loop {
             match session.next(room, out) {
@@ -350,18 +333,18 @@ impl<W: World, V: Volumes> Shared<W, V> {
     async fn open(
         &self,
         open: &Open,
-        session: &mut Session,
+        session: &mut NbdSession,
         out: &mut Outbox,
-    ) -> Result<Option<(V::Volume, Fence)>, Ended> {
+    ) -> Result<Option<(V::Volume, WriteBarrier)>, Ended> {
         let mut opened = None;
         let found = match self.volumes.open(&open.name).await {
             Ok(volume) => {
                 let description =
                     if open.describe { self.describe(&open.name).await } else { None };
                 if open.why == Why::Use {
-                    let fence = self.fence(&open.name);
-                    fence.wait_for_earlier().await;
-                    opened = Some((volume.clone(), fence));
+                    let barrier = self.admission.barriers.of(&open.name);
+                    barrier.wait_for_earlier().await;
+                    opened = Some((volume.clone(), barrier));
                 }
                 Ok((volume.info(), description))
             }
@@ -383,11 +366,6 @@ impl<W: World, V: Volumes> Shared<W, V> {
         let found = exports.into_iter().find(|export| export.name == name)?;
         Some(found.description).filter(|text| !text.is_empty())
     }
-
-    fn fence(&self, name: &str) -> Fence {
-        let mut fences = self.fences.borrow_mut();
-        fences.entry(name.to_owned()).or_insert_with(Fence::new).clone()
-    }
 }
 
 async fn flush(out: &mut Outbox, write: &mut impl ByteWrite) -> Result<(), Ended> {
@@ -405,50 +383,6 @@ fn ended(end: End) -> Ended {
     }
 }
 
-/// Data held for one connection's requests, counted in the server's, too.
-struct Held<'a, W, V> {
-    shared: &'a Shared<W, V>,
-    bytes: Cell<usize>,
-}
-
-impl<W: World, V: Volumes> Held<'_, W, V> {
-    fn add(&self, bytes: usize) {
-        self.bytes.set(self.bytes.get() + bytes);
-        self.shared.bytes.set(self.shared.bytes.get() + bytes);
-    }
-    /// What the next request may take. Never less than the guarantee, and an idle server takes
-    /// the largest request, so whoever waits will be let in. Large requests leave a reserve: those
-    /// whose clients take no answer must not keep everybody else waiting until they are
-    /// disconnected.
-    fn room(&self) -> usize {
-        let limits = &self.shared.limits;
-        let mine = self.bytes.get();
-        let left = limits.server_bytes.saturating_sub(self.shared.bytes.get());
-        let free = left.saturating_sub(limits.reserved_bytes());
-        let fair = free.saturating_sub(mine).min(limits.connection_bytes.saturating_sub(mine));
-        // The first request of an idle connection gets all that is left, not half of it.
-        let first = if mine == 0 { free.min(limits.connection_bytes) } else { 0 };
-        let small = left.min(RESERVE_EACH_BYTES.saturating_sub(mine));
-        fair.max(first).max(small).max(limits.guaranteed_bytes.saturating_sub(mine))
-    }
-}
-
-impl<W, V> Held<'_, W, V> {
-    fn release(&self, bytes: usize) {
-        if bytes > 0 {
-            self.bytes.set(self.bytes.get() - bytes);
-            self.shared.bytes.set(self.shared.bytes.get() - bytes);
-            self.shared.freed.notify_all();
-        }
-    }
-}
-
-impl<W, V> Drop for Held<'_, W, V> {
-    fn drop(&mut self) {
-        self.release(self.bytes.get());
-    }
-}
-
 /// Why a connection goes on.
 enum Woken {
     /// Something was answered, or there is room again.
@@ -460,13 +394,13 @@ enum Woken {
 /// A connection that uses an export: what the halves of its task share.
 struct Transmission<'a, W, V, S, F> {
     shared: &'a Shared<W, V>,
-    held: Held<'a, W, V>,
+    client: ClientAdmission<'a>,
     replies: Replies,
-    fence: Fence,
+    barrier: WriteBarrier,
     /// Makes a future of a request; of one whose time is wanted with when it began.
     start: S,
     /// Requests under way; polled in [`Transmission::collect`] only.
-    requests: RefCell<Many<F>>,
+    requests: RefCell<TaskSet<F>>,
     out: RefCell<Outbox>,
     /// Answers taken from `out` and not yet written.
     sending: Cell<usize>,
@@ -477,10 +411,6 @@ struct Transmission<'a, W, V, S, F> {
     arriving: Cell<usize>,
     /// Nothing more will be put in `out`.
     closing: Cell<bool>,
-    /// This client as others see it.
-    guest: Guest,
-    /// How many requests may be taken on and not yet answered, because of others.
-    share: Cell<usize>,
     /// The reading half waits only for the writing half to have had its turn.
     paused: Cell<bool>,
 }
@@ -489,12 +419,12 @@ impl<W, V, S, F> Transmission<'_, W, V, S, F>
 where
     W: World,
     V: Volumes,
-    S: Fn(Request, Option<Running>, Option<Nanos>) -> F,
+    S: Fn(Request, Option<WriteUnderWay>, Option<Nanos>) -> F,
     F: Future<Output = Done>,
 {
     async fn run(
         self,
-        mut session: Session,
+        mut session: NbdSession,
         mut read: impl ByteRead,
         mut write: impl ByteWrite,
     ) -> Ended {
@@ -548,7 +478,7 @@ where
 
     /// Understands and starts requests and collects answers, until the client or the server wants
     /// no more; then until every request has ended.
-    async fn reading(&self, session: &mut Session, read: &mut impl ByteRead) -> Ended {
+    async fn reading(&self, session: &mut NbdSession, read: &mut impl ByteRead) -> Ended {
         let ended = loop {
             // Here, too: a client that never pauses must not keep the server from stopping.
             if self.shared.stopping.get().is_some() {
@@ -579,7 +509,7 @@ where
     async fn something(
         &self,
         need: Option<usize>,
-        session: &mut Session,
+        session: &mut NbdSession,
         read: &mut impl ByteRead,
     ) -> Woken {
         let mut collected = pin!(self.collect().fuse());
@@ -603,13 +533,11 @@ where
 
     /// Starts every request that has come. The bytes that the next one has to wait for, if there
     /// is one and no room for it.
-    fn understand(&self, session: &mut Session) -> Result<Option<usize>, End> {
-        let limits = &self.shared.limits;
+    fn understand(&self, session: &mut NbdSession) -> Result<Option<usize>, End> {
         let under_way = self.requests.borrow().len();
         let now = self.shared.world.now();
-        let bound = self.shared.crowd.share(now, &self.guest, under_way);
-        self.share.set(bound.map_or(limits.requests, |bound| bound.min(limits.requests)));
-        let timed = self.shared.crowd.wants_times(&self.guest).then_some(now);
+        self.client.renew_share(now, under_way);
+        let timed = self.client.wants_times().then_some(now);
         loop {
             let mut out = self.out.borrow_mut();
             let before = out.replies();
@@ -622,18 +550,18 @@ where
                 Event::Request(request) => {
                     stats.requests += 1;
                     let ahead = self.arriving.take();
-                    self.held.add(request.charge - ahead);
+                    self.client.hold(request.charge - ahead);
                     self.arriving_since.set(None);
-                    let running = run::start(&self.fence, &request);
+                    let running = run::start(&self.barrier, &request);
                     let bytes = request.charge;
                     let mut requests = self.requests.borrow_mut();
                     requests.push((self.start)(request, running, timed));
-                    self.guest.begins(bytes, requests.len(), self.share.get());
+                    self.client.begins(bytes, requests.len());
                 }
                 Event::More => {
                     let arriving = session.arriving();
                     if arriving > 0 && self.arriving_since.get().is_none() {
-                        self.held.add(arriving);
+                        self.client.hold(arriving);
                         self.arriving.set(arriving);
                         self.arriving_since.set(Some(self.shared.world.now()));
                     }
@@ -651,15 +579,14 @@ where
 
     fn room(&self, out: &Outbox) -> Room {
         let taken = self.requests.borrow().len() + out.replies() + self.sending.get();
-        let requests = self.share.get().saturating_sub(taken);
-        Room { requests, bytes: self.held.room() }
+        self.client.room(taken)
     }
 
     /// Returns when a request of `need` bytes may be taken on. Ended by a client that takes its
     /// answers, or by the deadline for one that does not.
     async fn roomy(&self, need: usize) {
         loop {
-            let freed = self.shared.freed.notified();
+            let freed = self.shared.admission.freed();
             let room = self.room(&self.out.borrow());
             if room.requests > 0 && room.bytes >= need {
                 return;
@@ -691,7 +618,7 @@ where
         match done.outcome {
             Outcome::Gone(_) if self.shared.stopping.get().is_some() => {
                 // Left open: the client repeats it elsewhere, where an error would be final.
-                self.held.release(done.charge);
+                self.client.release(done.charge);
                 return;
             }
             Outcome::Gone(_) | Outcome::Failed(_) => {
@@ -732,8 +659,8 @@ where
             self.shared.world.end_stage(Stage::Reply, begun);
             self.sending_since.set(None);
             self.sending.set(0);
-            self.held.release(charge);
-            self.shared.freed.notify_all();
+            self.client.release(charge);
+            self.shared.admission.has_freed();
         }
     }
 

@@ -5,9 +5,9 @@
 //! part has succeeded.
 
 use super::codec::{Errno, status};
-use super::fence::{Fence, Running};
 use super::reply::{Failure, Outbox, Replies, Status};
 use super::session::{Op, Request};
+use crate::admission::write_barrier::{WriteBarrier, WriteUnderWay};
 use crate::limits::{CACHE_BYTES_MAX, EXTENTS_MAX, SPLIT_PARALLEL};
 use atoll_world::volume::{Extent, ExtentKind, Volume, VolumeError};
 use atoll_world::{Buf, Nanos, World};
@@ -52,10 +52,10 @@ impl Done {
     }
 }
 
-/// Lets the fence know of `request`, if it changes the volume; the result goes to [`run`].
-pub(super) fn start(fence: &Fence, request: &Request) -> Option<Running> {
+/// Lets the barrier know of `request`, if it changes the volume; the result goes to [`run`].
+pub(super) fn start(barrier: &WriteBarrier, request: &Request) -> Option<WriteUnderWay> {
     match request.op {
-        Op::Write { .. } | Op::Trim { .. } | Op::Zero { .. } => Some(fence.enter()),
+        Op::Write { .. } | Op::Trim { .. } | Op::Zero { .. } => Some(barrier.enter()),
         Op::Read { .. } | Op::Flush | Op::Cache { .. } | Op::Status { .. } => None,
     }
 }
@@ -65,7 +65,7 @@ pub(super) async fn run<W: World, V: Volume>(
     world: &W,
     volume: &V,
     request: Request,
-    running: Option<Running>,
+    running: Option<WriteUnderWay>,
 ) -> Done {
     world.charge(REQUEST_CPU).await;
     let Request { cookie, op, charge } = request;
@@ -146,7 +146,7 @@ async fn write<V: Volume>(volume: &V, at: u64, data: Vec<Buf>) -> Result<(), (Vo
     }
     let part = async |(at, data)| volume.write(at, data).await.map_err(|error| (error, at));
     // Every part ends before the answer, also after an error: nothing of this write is under way
-    // when the fence lets go of it.
+    // when the barrier lets go of it.
     stream::iter(split(at, data, max).into_iter().map(part))
         .buffered(SPLIT_PARALLEL)
         .fold(Ok(()), async |all, part| all.and(part))

@@ -17,6 +17,7 @@ use super::codec::{
 };
 use super::inbox::Inbox;
 use super::reply::{Failure, Outbox, Replies};
+use crate::admission::client::Room;
 use crate::limits::{
     LIST_BYTES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, PAYLOAD_BYTES_MAX,
     PAYLOAD_SKIP_BYTES_MAX,
@@ -24,8 +25,8 @@ use crate::limits::{
 use atoll_world::Buf;
 use atoll_world::volume::{ExportName, VolumeInfo, ZeroFlags};
 
-/// One client.
-pub(super) struct Session {
+/// The NBD protocol with one client, as far as it has come.
+pub(super) struct NbdSession {
     inbox: Inbox,
     state: State,
     options_left: u32,
@@ -60,7 +61,7 @@ struct Export {
     block_status: bool,
 }
 
-/// An export is asked for: find it, then call [`Session::on_opened`].
+/// An export is asked for: find it, then call [`NbdSession::on_opened`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Open {
     pub name: String,
@@ -141,20 +142,13 @@ pub(super) enum Event {
     More,
     /// The next request needs this many bytes of memory and has to wait.
     Full(usize),
-    /// Nothing more is read before [`Session::on_opened`].
+    /// Nothing more is read before [`NbdSession::on_opened`].
     Open(Open),
-    /// Nothing more is read before [`Session::on_listed`].
+    /// Nothing more is read before [`NbdSession::on_listed`].
     List,
     /// Export chosen; from here on there are requests.
     Request(Request),
     Ended(End),
-}
-
-/// What may still be taken on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Room {
-    pub requests: usize,
-    pub bytes: usize,
 }
 
 /// Why an export was refused.
@@ -164,7 +158,7 @@ pub(super) enum Refused {
     Policy(String),
 }
 
-impl Session {
+impl NbdSession {
     /// A client that has just connected, with the greeting in `out`.
     pub(super) fn new(options_max: u32, out: &mut Outbox) -> Self {
         codec::put_greeting(out.bytes());
@@ -181,7 +175,7 @@ impl Session {
         }
     }
 
-    /// Where the next bytes belong; call [`Session::filled`] then.
+    /// Where the next bytes belong; call [`NbdSession::filled`] then.
     pub(super) fn space(&mut self) -> &mut [u8] {
         self.inbox.space()
     }

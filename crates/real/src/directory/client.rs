@@ -42,7 +42,7 @@ const CANCEL: u64 = 0;
 #[derive(Clone)]
 pub struct DirectoryClient(Rc<Handle>);
 
-struct Handle(Rc<Inner>);
+struct Handle(Rc<ClientState>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -51,7 +51,8 @@ impl Drop for Handle {
     }
 }
 
-struct Inner {
+/// What the clones of a client share, and its tasks.
+struct ClientState {
     path: PathBuf,
     /// Requests that were not begun to be sent, in order; at most one per slot, and cancels.
     queue: RefCell<VecDeque<(u64, Vec<u8>)>>,
@@ -90,7 +91,7 @@ impl DirectoryClient {
     /// # Errors
     /// `Unavailable`: no server answered within 5 s, or it refuses, and why.
     pub async fn connect(socket: &Path) -> Result<Self, DirectoryError> {
-        let inner = Rc::new(Inner {
+        let state = Rc::new(ClientState {
             path: socket.to_owned(),
             queue: RefCell::default(),
             open: RefCell::default(),
@@ -103,8 +104,8 @@ impl DirectoryClient {
             connected: Cell::new(false),
             trouble: RefCell::new("not connected yet".into()),
         });
-        let client = Self(Rc::new(Handle(inner.clone())));
-        tokio::task::spawn_local(keep_connected(inner));
+        let client = Self(Rc::new(Handle(state.clone())));
+        tokio::task::spawn_local(keep_connected(state));
         // Proves that the server answers, and not only that it accepts.
         client.alive().await?;
         Ok(client)
@@ -117,18 +118,18 @@ impl DirectoryClient {
 
     /// Asks and waits, at most for `deadline`.
     async fn call(&self, request: Request, deadline: Nanos) -> Result<Reply, DirectoryError> {
-        let inner = &self.0.0;
+        let state = &self.0.0;
         let decides = matches!(request, Request::Txn(_));
         let waits = matches!(request, Request::Poll { .. });
-        let id = inner.next.replace(inner.next.get() + 1);
-        let call = Call { inner, id, waits };
+        let id = state.next.replace(state.next.get() + 1);
+        let call = Call { state, id, waits };
         let answer = async {
-            let slot = inner.slots.acquire(1).await;
+            let slot = state.slots.acquire(1).await;
             let (sender, receiver) = oneshot();
             let open = Open { sent: false, answer: sender, listed: Vec::new() };
-            inner.open.borrow_mut().insert(id, open);
-            inner.queue.borrow_mut().push_back((id, encode_request(id, &request)));
-            inner.work.notify_all();
+            state.open.borrow_mut().insert(id, open);
+            state.queue.borrow_mut().push_back((id, encode_request(id, &request)));
+            state.work.notify_all();
             let outcome = receiver.await.expect("an open request is answered or removed by us");
             drop(slot);
             outcome
@@ -143,41 +144,41 @@ impl DirectoryClient {
             Ok(Outcome::Reply(reply)) => Ok(reply),
             Ok(Outcome::Lost(sent, why)) => lost(sent, why),
             Err(_) => {
-                let sent = inner.open.borrow().get(&id).is_some_and(|open| open.sent);
+                let sent = state.open.borrow().get(&id).is_some_and(|open| open.sent);
                 let seconds = deadline.as_secs_f64();
                 if sent {
-                    lost(true, format!("{} gave no answer in {seconds} s", inner.path.display()))
+                    lost(true, format!("{} gave no answer in {seconds} s", state.path.display()))
                 } else {
-                    let trouble = inner.trouble.borrow();
-                    lost(false, format!("{}: {trouble} (for {seconds} s)", inner.path.display()))
+                    let trouble = state.trouble.borrow();
+                    lost(false, format!("{}: {trouble} (for {seconds} s)", state.path.display()))
                 }
             }
         }
-        .inspect(|reply| call.inner.saw(reply))
+        .inspect(|reply| call.state.saw(reply))
     }
 }
 
 /// Forgets the request when nobody waits for it any more, answered or not.
 struct Call<'a> {
-    inner: &'a Inner,
+    state: &'a ClientState,
     id: u64,
     waits: bool,
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        let Some(open) = self.inner.open.borrow_mut().remove(&self.id) else { return };
-        let mut queue = self.inner.queue.borrow_mut();
+        let Some(open) = self.state.open.borrow_mut().remove(&self.id) else { return };
+        let mut queue = self.state.queue.borrow_mut();
         if !open.sent {
             queue.retain(|(id, _)| *id != self.id);
         } else if self.waits {
             queue.push_back((CANCEL, encode_request(self.id, &Request::Cancel)));
-            self.inner.work.notify_all();
+            self.state.work.notify_all();
         }
     }
 }
 
-impl Inner {
+impl ClientState {
     fn saw(&self, reply: &Reply) {
         let revision = match reply {
             Reply::Welcome { revision, .. } | Reply::Txn(TxnReply::Done(revision)) => *revision,
@@ -243,18 +244,18 @@ impl Inner {
 }
 
 /// The task behind a client: ends when the last clone is dropped.
-async fn keep_connected(inner: Rc<Inner>) {
+async fn keep_connected(state: Rc<ClientState>) {
     let mut wait = RECONNECT_MIN;
-    while !inner.closed.get() {
-        let trouble = match connect(&inner).await {
+    while !state.closed.get() {
+        let trouble = match connect(&state).await {
             Ok((from, to)) => {
                 wait = RECONNECT_MIN;
-                inner.connected.set(true);
-                *inner.trouble.borrow_mut() = "the server takes no requests".into();
+                state.connected.set(true);
+                *state.trouble.borrow_mut() = "the server takes no requests".into();
                 let (reading, writing) =
-                    (pin!(read_all(&inner, from)), pin!(write_all(&inner, to)));
+                    (pin!(read_all(&state, from)), pin!(write_all(&state, to)));
                 let end = select(reading, writing).await;
-                inner.connected.set(false);
+                state.connected.set(false);
                 let why = match end {
                     Either::Left((Err(error), _)) | Either::Right((Err(error), _)) => {
                         format!("the connection broke: {error}")
@@ -262,19 +263,19 @@ async fn keep_connected(inner: Rc<Inner>) {
                     Either::Left((Ok(()), _)) => "the server closed the connection".into(),
                     Either::Right((Ok(()), _)) => return,
                 };
-                inner.lose_sent(&format!("{}: {why}", inner.path.display()));
+                state.lose_sent(&format!("{}: {why}", state.path.display()));
                 why
             }
             Err(Failure::Refused(why)) => {
-                inner.lose_all(&format!("{} refuses: {why}", inner.path.display()));
+                state.lose_all(&format!("{} refuses: {why}", state.path.display()));
                 why
             }
             Err(Failure::Io(error)) => error.to_string(),
         };
-        *inner.trouble.borrow_mut() = trouble;
+        *state.trouble.borrow_mut() = trouble;
         let closed = async {
-            while !inner.closed.get() {
-                inner.work.notified().await;
+            while !state.closed.get() {
+                state.work.notified().await;
             }
         };
         select(pin!(tokio::time::sleep(span(wait))), pin!(closed)).await;
@@ -293,14 +294,14 @@ impl From<io::Error> for Failure {
     }
 }
 
-async fn connect(inner: &Inner) -> Result<(OwnedReadHalf, OwnedWriteHalf), Failure> {
+async fn connect(state: &ClientState) -> Result<(OwnedReadHalf, OwnedWriteHalf), Failure> {
     let hello = async {
-        let (mut from, mut to) = UnixStream::connect(&inner.path).await?.into_split();
+        let (mut from, mut to) = UnixStream::connect(&state.path).await?.into_split();
         let hello = Request::Hello {
             oldest: VERSION,
             newest: VERSION,
-            directory: inner.directory.get(),
-            seen: inner.seen.get(),
+            directory: state.directory.get(),
+            seen: state.seen.get(),
         };
         to.write_all(&encode_request(0, &hello)).await?;
         let head = read_head(&mut from).await?;
@@ -309,8 +310,8 @@ async fn connect(inner: &Inner) -> Result<(OwnedReadHalf, OwnedWriteHalf), Failu
         let reply = decode_reply(&head, &body).map_err(malformed)?;
         match &reply {
             Reply::Welcome { version: VERSION, directory, .. } => {
-                inner.directory.set(*directory);
-                inner.saw(&reply);
+                state.directory.set(*directory);
+                state.saw(&reply);
                 Ok((from, to))
             }
             Reply::Refuse(why) => Err(Failure::Refused(why.clone())),
@@ -322,25 +323,25 @@ async fn connect(inner: &Inner) -> Result<(OwnedReadHalf, OwnedWriteHalf), Failu
 }
 
 /// Hands out answers until the connection ends; the server may be silent for ever.
-async fn read_all(inner: &Inner, mut from: OwnedReadHalf) -> io::Result<()> {
+async fn read_all(state: &ClientState, mut from: OwnedReadHalf) -> io::Result<()> {
     while let Some(head) = read_head(&mut from).await? {
         let body = read_body(&mut from, &head).await?;
         let reply = decode_reply(&head, &body).map_err(malformed)?;
-        inner.on_frame(head.request, reply)?;
+        state.on_frame(head.request, reply)?;
     }
     Ok(())
 }
 
 /// Sends what waits until the client is closed.
-async fn write_all(inner: &Inner, mut to: OwnedWriteHalf) -> io::Result<()> {
+async fn write_all(state: &ClientState, mut to: OwnedWriteHalf) -> io::Result<()> {
     loop {
-        let work = inner.work.notified();
-        if inner.closed.get() {
+        let work = state.work.notified();
+        if state.closed.get() {
             return Ok(());
         }
         let mut bytes = Vec::new();
         while bytes.len() < WRITE_BYTES {
-            let Some(frame) = inner.take_next() else { break };
+            let Some(frame) = state.take_next() else { break };
             bytes.extend(frame);
         }
         if bytes.is_empty() {

@@ -250,7 +250,7 @@ fn write_all(
 }
 
 /// An answer on its way, with the share of the connection's memory that it holds.
-struct Answer {
+struct QueuedReply {
     request: u64,
     what: What,
     _memory: OwnedSemaphorePermit,
@@ -327,7 +327,7 @@ async fn read_requests(
     mut from: OwnedReadHalf,
     shared: Arc<Shared>,
     jobs: mpsc::Sender<Job>,
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<QueuedReply>,
 ) -> io::Result<()> {
     let slots = Arc::new(Semaphore::new(REQUESTS_MAX));
     let memory = Arc::new(Semaphore::new(CONNECTION_BYTES_MAX));
@@ -389,7 +389,7 @@ async fn read_requests(
                             )),
                         };
                         let answer =
-                            Answer { request: id, what: What::Reply(reply), _memory: held };
+                            QueuedReply { request: id, what: What::Reply(reply), _memory: held };
                         // The connection may have ended.
                         let _ = answers.send(answer).await;
                         drop(slot);
@@ -413,7 +413,7 @@ async fn read_requests(
                             Err(error) => Reply::Failed(error),
                         };
                         let answer =
-                            Answer { request: id, what: What::Reply(reply), _memory: held };
+                            QueuedReply { request: id, what: What::Reply(reply), _memory: held };
                         let _ = answers.send(answer).await;
                         drop(slot);
                     });
@@ -422,7 +422,7 @@ async fn read_requests(
                 }
             }
         };
-        let answer = Answer { request: id, what, _memory: held };
+        let answer = QueuedReply { request: id, what, _memory: held };
         if answers.send(answer).await.is_err() {
             break;
         }
@@ -458,12 +458,12 @@ async fn take(memory: &Arc<Semaphore>, bytes: usize) -> OwnedSemaphorePermit {
 
 async fn write_answers(
     mut to: OwnedWriteHalf,
-    mut queue: mpsc::Receiver<Answer>,
+    mut queue: mpsc::Receiver<QueuedReply>,
 ) -> io::Result<()> {
     while let Some(first) = queue.recv().await {
         let mut bytes = Vec::new();
         let mut next = Some(first);
-        while let Some(Answer { request, what, _memory }) = next {
+        while let Some(QueuedReply { request, what, _memory }) = next {
             match what {
                 What::Reply(reply) => bytes.extend(encode_reply(request, &reply)),
                 What::Listing(entries, revision) => {

@@ -1,8 +1,8 @@
 //! A model of the mirror protocol and a checker that looks at every state it can get into.
 //!
-//! The model is `protocol.md` in the small: one mirror leg, two blocks of one chunk, two or three
-//! members, two hosts that may own the object, a directory with compare-and-swap, a network that
-//! delays, reorders, duplicates and loses. [`check`] searches the whole bounded space breadth
+//! The model is `docs/mirror.md` in the small: one mirror leg, two blocks of one chunk, two or
+//! three members, two hosts that may own the object, a directory with compare-and-swap, a network
+//! that delays, reorders, duplicates and loses. [`check`] searches the whole bounded space breadth
 //! first, so that a violation comes with a shortest trace; [`walk`] takes seeded random walks
 //! through spaces too large for that. After every step: each block is linearizable, every member
 //! that the directory calls active holds every acknowledged write, one owner process acknowledges

@@ -1,4 +1,4 @@
-//! The switches of the mirror protocol: one for every part of every rule of `protocol.md`
+//! The switches of the mirror protocol: one for every part of every rule of `docs/mirror.md`
 //! section 4 that can be taken out by itself.
 //!
 //! A switch that is off means the weakest literal reading of the design's text without that rule;

@@ -327,6 +327,8 @@ struct Medium {
     flying: BTreeMap<u64, Write>,
     next_id: u64,
     fail_reads: Option<(u64, u64)>,
+    /// How many more reads there fail; none: all.
+    fail_reads_left: Option<u32>,
     fail_writes: bool,
     fail_flush: bool,
     hang: bool,
@@ -362,6 +364,11 @@ impl MemDisk {
     }
     pub fn fail_reads(&self, at: u64, len: u64) {
         self.medium.borrow_mut().fail_reads = Some((at, at + len));
+    }
+    /// The next `times` reads there fail, then it can be read again.
+    pub fn fail_reads_for(&self, at: u64, len: u64, times: u32) {
+        self.fail_reads(at, len);
+        self.medium.borrow_mut().fail_reads_left = Some(times);
     }
     pub fn fail_writes(&self) {
         self.medium.borrow_mut().fail_writes = true;
@@ -484,14 +491,16 @@ impl Disk for MemDisk {
             file.read_exact_at(&mut out, at)?;
             return Ok(out.freeze());
         }
-        let medium = self.medium.borrow();
+        let mut medium = self.medium.borrow_mut();
         if at + u64::from(len) > medium.current.len {
             return Err(eio("read beyond the end"));
         }
         if let Some((from, to)) = medium.fail_reads
             && at < to
             && from < at + u64::from(len)
+            && medium.fail_reads_left != Some(0)
         {
+            medium.fail_reads_left = medium.fail_reads_left.map(|left| left - 1);
             return Err(eio("medium error"));
         }
         let mut out = BufMut::zeroed(len as usize);

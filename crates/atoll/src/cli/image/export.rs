@@ -2,9 +2,9 @@
 
 use super::tool::{PARALLEL, copy, qemu_img};
 use super::{Copied, done, export_of, find, plain};
-use crate::cli::Context;
 use crate::cli::args::ImageFormat;
 use crate::cli::commands::segment;
+use crate::cli::context::Context;
 use crate::cli::out::Run;
 use atoll_api::{Code, Problem};
 use rustix::fs::{CWD, RenameFlags, renameat_with};

@@ -17,7 +17,7 @@ mod tool;
 pub use export::{Export, export};
 pub use import::{Import, import};
 
-use super::Context;
+use super::context::Context;
 use super::out::{Format, Run};
 use atoll_api::client::Call;
 use atoll_api::envelope::{Item, Named};

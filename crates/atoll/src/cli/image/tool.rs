@@ -4,8 +4,8 @@
 //! the end, and bounded; it does not outlive the command.
 
 use super::progress::Progress;
+use crate::cli::context::{Context, interrupted, or_interrupt};
 use crate::cli::out::Run;
-use crate::cli::{Context, interrupted, or_interrupt};
 use atoll_api::{Code, Problem};
 use std::io;
 use std::path::Path;

@@ -1,0 +1,13 @@
+//! The engine on this machine: the real world, and what runs in it.
+
+use atoll_node::Node;
+use atoll_real::RealWorld;
+use atoll_real::directory::DirectoryClient;
+use atoll_store::Store;
+
+/// The world of the daemon.
+pub type HostWorld = RealWorld<DirectoryClient>;
+/// A disk group of the daemon.
+pub type HostStore = Store<HostWorld>;
+/// The daemon's host.
+pub type HostNode = Node<HostWorld, HostStore>;

@@ -1,0 +1,82 @@
+//! Objects without a client that lack redundancy: a host takes them over, so that they heal.
+
+use crate::node::Node;
+use atoll_format::record::{self, MemberRecord, ObjectRecord, ObjectState, key};
+use atoll_world::directory::Directory;
+use atoll_world::{Components, Nanos, World, mutant, sometimes};
+use std::collections::BTreeMap;
+
+/// How often objects are looked through.
+const CARE_EVERY: Nanos = Nanos::from_secs(2);
+
+impl<W: World, S: Components> Node<W, S> {
+    /// Takes over objects that lack redundancy and have no living owner, so that they heal.
+    pub(crate) async fn care_for_objects(self) {
+        loop {
+            self.world().sleep(CARE_EVERY).await;
+            let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let mut names = BTreeMap::new();
+            for entry in listing.entries {
+                let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
+                    continue;
+                };
+                names.insert(record.id, record.name.clone());
+                if self.needs_me(&record) {
+                    let is_free = !self.0.objects.owns(record.id);
+                    assert!(
+                        record.state == ObjectState::Ready && is_free,
+                        "{}, which is {:?}, is adopted",
+                        record.id,
+                        record.state
+                    );
+                    sometimes!("care.adopts_an_object");
+                    let _ = self.0.objects.adopt(record.id).await;
+                }
+                for (_, m) in record.members().filter(|(_, m)| self.has_failed(m)) {
+                    if self.0.objects.owns(record.id) && !mutant!("care.failed_group_not_told") {
+                        sometimes!("care.failed_group_told_to_owner");
+                        self.0.objects.look_at_member(record.id, m.component).await;
+                    }
+                }
+            }
+            *self.0.volume_names.borrow_mut() = names;
+        }
+    }
+
+    /// Whether the disk group of a member has failed in the present life of its host, or is not
+    /// there: its disk is missing, or is another one now. The member's owner asks which.
+    fn has_failed(&self, member: &MemberRecord) -> bool {
+        let hosts = self.0.hosts.borrow();
+        let host = hosts.get(&member.host).filter(|h| self.is_alive_life(h.id, h.incarnation));
+        host.is_some_and(|h| {
+            let group = h.groups.iter().find(|g| g.id == member.group);
+            group.is_none_or(|g| !g.healthy)
+        })
+    }
+
+    fn needs_me(&self, record: &ObjectRecord) -> bool {
+        if mutant!("care.adopts_nothing") {
+            return false;
+        }
+        let degraded = record.members().any(|(_, m)| !m.state.is_active() || self.has_failed(m));
+        if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
+            return false;
+        }
+        // Named as the owner and not serving: a takeover of this life got no further.
+        let me = (self.0.config.host, self.0.incarnation);
+        if record.owner.is_some_and(|o| (o.host, o.incarnation) == me) {
+            sometimes!("care.takes_over_again");
+            return true;
+        }
+        if record.owner.is_some_and(|o| self.is_alive_life(o.host, o.incarnation)) {
+            return false;
+        }
+        // The first living host with an active copy; if it is not this one, that one does it.
+        let first = record
+            .members()
+            .filter(|(_, m)| m.state.is_active() && self.is_alive(m.host) && !self.has_failed(m))
+            .map(|(_, m)| m.host)
+            .min();
+        first == Some(self.0.config.host)
+    }
+}

@@ -1,0 +1,9 @@
+//! Management: volumes, policies, scrubs and resync, as functions. REST and the simulator call
+//! them; whatever changes the cluster is a transaction of the directory.
+
+pub(crate) mod all_hosts;
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod limit;
+mod policies;
+pub(crate) mod resize;

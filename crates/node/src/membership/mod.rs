@@ -1,0 +1,7 @@
+//! Membership of the cluster: this host's record in the directory, everybody else's, and what hosts
+//! say of themselves.
+
+mod hosts;
+mod own_status;
+mod statuses;
+pub(crate) mod twin;

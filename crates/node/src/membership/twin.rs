@@ -1,0 +1,175 @@
+//! One host, one life: a copy of a host's `data_dir` must not live beside the host.
+//!
+//! The record of a host in the directory names its present life (incarnation) and where it
+//! listens. Whoever starts in its name asks there first, and goes no further if that life answers.
+//! A life whose record was overwritten by another one, which therefore could not reach it, ends:
+//! the later one has the identity. So at most one of two goes on that see the same directory,
+//! whatever the order and whoever was paused or cut off.
+//!
+//! Invariants: a record of another life is overwritten only by one that has not published itself
+//! yet, and has asked; a life that was overwritten never writes the record again.
+
+use crate::event_log::Severity;
+use crate::node::{Node, NodeConfig, OtherLife};
+use atoll_format::id::Incarnation;
+use atoll_format::record::{self, HostRecord, key};
+use atoll_transport::{Identity, Twin, probe};
+use atoll_world::directory::{Directory, DirectoryError, Revision};
+use atoll_world::{Components, World};
+
+/// What the directory says of this host before it lives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Before {
+    /// Nothing.
+    New,
+    /// This was its last life, and it does not answer.
+    Over(Incarnation),
+    /// It lives.
+    Lives(OtherLife),
+}
+
+/// Looks for another life of this host, before anything of it is used: where the directory says
+/// that it listens. Takes no time if that is where this one listens itself; else at most 8 s for
+/// each address.
+///
+/// # Errors
+/// The directory's.
+pub async fn before<W: World>(world: &W, config: &NodeConfig) -> Result<Before, DirectoryError> {
+    let host = key::host(config.host);
+    let Some(entry) = world.directory().get(&host).await? else { return Ok(Before::New) };
+    let Ok(record) = record::decode::<HostRecord>(&host, &entry.value) else {
+        return Ok(Before::New);
+    };
+    let me = identity(config, Incarnation(world.random()));
+    let living = living(world, config, &me, &record).await;
+    Ok(living.map_or(Before::Over(record.incarnation), Before::Lives))
+}
+
+pub(crate) fn identity(config: &NodeConfig, incarnation: Incarnation) -> Identity {
+    let name = config.name.clone();
+    Identity { cluster: config.cluster, host: config.host, incarnation, name }
+}
+
+/// Whether the life of `record` answers.
+async fn living<W: World>(
+    world: &W,
+    config: &NodeConfig,
+    me: &Identity,
+    record: &HostRecord,
+) -> Option<OtherLife> {
+    // Where this host listens, nobody else does.
+    for endpoint in record.peers.iter().filter(|endpoint| !config.peers.contains(endpoint)) {
+        if probe(world, me, endpoint).await.is_some() {
+            let (name, endpoint) = (record.name.clone(), endpoint.clone());
+            return Some(OtherLife { name, endpoint });
+        }
+    }
+    None
+}
+
+impl<W: World, S: Components> Node<W, S> {
+    /// Decides about a record of this host that is not as this life knows it. False: this life
+    /// has ended.
+    pub(crate) async fn may_overwrite(&self, found: &[u8], modified: Revision) -> bool {
+        let host = key::host(self.0.config.host);
+        let Ok(record) = record::decode::<HostRecord>(&host, found) else { return true };
+        if record.incarnation == self.0.incarnation {
+            // An attempt of this life whose answer was lost.
+            return true;
+        }
+        if self.was_overwritten(modified) {
+            self.end(record.peers.join(", "), "has taken over while this one could not be reached");
+            return false;
+        }
+        let me = identity(&self.0.config, self.0.incarnation);
+        let asked = self.0.over.get() == Some(record.incarnation);
+        if !asked && let Some(other) = living(self.world(), &self.0.config, &me, &record).await {
+            self.end(other.endpoint, "lives");
+            return false;
+        }
+        if record.peers.iter().any(|endpoint| !self.0.config.peers.contains(endpoint)) {
+            let message = format!(
+                "this host listened at {} before, and nobody answers there: if a process there \
+                 lives on, it ends as soon as it sees this one",
+                record.peers.join(", ")
+            );
+            self.note(Severity::Warning, "host-moved", None, message);
+        }
+        // Asking has taken its time.
+        self.0.ended.borrow().is_none() && !self.was_overwritten(modified)
+    }
+
+    /// That life of this host has been asked, and is over. To be said right after the start.
+    pub fn is_over(&self, incarnation: Incarnation) {
+        assert_ne!(incarnation, self.0.incarnation, "this life has just begun");
+        assert!(!self.is_published(), "this life has overwritten the record of {incarnation}");
+        self.0.over.set(Some(incarnation));
+    }
+
+    /// Whether a record of another life, of that revision, came after this life's own. What an
+    /// old view of the directory, or an older copy of it, shows did not.
+    fn was_overwritten(&self, modified: Revision) -> bool {
+        self.is_published() && modified > self.0.host_revision.get()
+    }
+
+    /// Looks at the record that a list of the hosts shows for this one.
+    pub(crate) fn check_own(&self, record: &HostRecord, modified: Revision) {
+        assert_eq!(record.id, self.0.config.host, "the record of another host");
+        let mine = record.incarnation == self.0.incarnation;
+        if !mine && self.was_overwritten(modified) {
+            let at = record.peers.join(", ");
+            self.end(at, "has taken over while this one could not be reached");
+        }
+    }
+
+    /// Ends this life: nothing is answered or asked any more.
+    fn end(&self, endpoint: String, why: &str) {
+        if self.0.ended.borrow().is_some() {
+            return;
+        }
+        let name = self.0.config.name.clone();
+        let message = format!("another process with this host's identity {why}, at {endpoint}");
+        self.note(Severity::Error, "host-twice", None, message);
+        *self.0.ended.borrow_mut() = Some(OtherLife { name, endpoint });
+        self.0.stopping.set(true);
+        self.0.objects.peers().stop();
+        self.0.ended_notify.notify_all();
+    }
+
+    /// Returns when this life has ended because there is another one: the caller serves nobody
+    /// from then on, and ends the tasks.
+    pub async fn ended(&self) -> OtherLife {
+        loop {
+            let changed = self.0.ended_notify.notified();
+            if let Some(other) = self.0.ended.borrow().clone() {
+                return other;
+            }
+            changed.await;
+        }
+    }
+
+    /// Tells what the connections have shown.
+    pub(crate) fn note_twins(&self) {
+        for twin in self.0.objects.peers().take_twins() {
+            let (kind, message) = match twin {
+                Twin::Refused { name, from } => (
+                    "copy-refused",
+                    format!(
+                        "a process named '{name}', from {from}, asked whether this host lives, \
+                         with this host's own identity, and was refused: it runs on a copy of \
+                         host.data_dir"
+                    ),
+                ),
+                Twin::Alternates { host } => (
+                    "host-twice",
+                    format!(
+                        "two processes take turns as host {}: one of them runs on a copy of its \
+                         host.data_dir and has to be stopped",
+                        self.host_name(host)
+                    ),
+                ),
+            };
+            self.note(Severity::Error, kind, None, message);
+        }
+    }
+}

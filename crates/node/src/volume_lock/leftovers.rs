@@ -1,0 +1,58 @@
+//! Locks that nobody has any more, in memory and in the directory.
+
+use crate::event_log::Severity;
+use crate::node::Node;
+use crate::transaction::assert_guarded;
+use crate::volume_lock::holder::HolderLife;
+use atoll_format::record::{self, LockRecord, key};
+use atoll_world::directory::{Compare, Directory, KeyChange, Txn, TxnReply};
+use atoll_world::{Components, World, sometimes};
+use std::collections::BTreeMap;
+
+impl<W: World, S: Components> Node<W, S> {
+    /// Drops what is known of locks that are gone from the directory, and removes from it what
+    /// nobody has any more: of this host's, what it was interrupted with; of ended lives, all.
+    /// Always looked for: an attempt to take a lock may arrive after a later one was given back.
+    pub(crate) async fn tidy_locks(&self) {
+        let Ok(listing) = self.world().directory().list(key::LOCKS).await else { return };
+        let mut here = BTreeMap::new();
+        for entry in listing.entries {
+            if let Ok(lock) = record::decode::<LockRecord>(&entry.key, &entry.value) {
+                here.insert(lock.object, (lock, entry.modified));
+            }
+        }
+        self.0.locks.retain(|noted| {
+            let known =
+                here.get(&noted.record.object).is_some_and(|(lock, _)| *lock == noted.record);
+            known || noted.revision > listing.revision
+        });
+        for (lock, modified) in here.into_values() {
+            let (host, incarnation) = (self.0.config.host, self.0.incarnation);
+            let seen = if (lock.host, lock.incarnation) == (host, incarnation) {
+                if self.0.locks.is_own(lock.token) {
+                    continue;
+                }
+                None
+            } else {
+                match self.life_of_holder(&lock).await {
+                    Ok(HolderLife { void: true, seen }) if self.is_first() => seen,
+                    _ => continue,
+                }
+            };
+            let is_held = self.0.locks.is_own(lock.token);
+            assert!(!is_held, "the lock of {} is in use here and counts as left over", lock.object);
+            let lock_key = key::lock(lock.object);
+            let own = Compare { key: lock_key.clone(), modified };
+            let compares = std::iter::once(own).chain(seen).collect();
+            let txn = Txn { compares, changes: vec![KeyChange::Delete(lock_key)] };
+            assert_guarded(&txn);
+            if let Ok(TxnReply::Done(_)) = self.world().directory().txn(txn).await {
+                sometimes!("lock.left_over_is_removed");
+                let by = self.host_name(lock.host);
+                let message =
+                    format!("a lock for {} by host {by} was left over and is gone", lock.purpose);
+                self.note(Severity::Info, "lock-removed", Some(lock.object), message);
+            }
+        }
+    }
+}

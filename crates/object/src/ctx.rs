@@ -1,0 +1,140 @@
+//! What the owners and takeovers of one host share: its world, its way to other hosts, what it
+//! knows of them, and the settings of its administrator.
+//!
+//! Relies on nothing above it: which service answers at the other end of a call is a type
+//! parameter, so that the owner's side does not know the side that serves.
+
+use crate::events::{Event, EventLog};
+use crate::hedge::HedgePolicy;
+use crate::message::{Reply, Request};
+use crate::placement::{self, HostView};
+use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_format::record::{ObjectRecord, OwnerRecord};
+use atoll_format::units::CHUNK;
+use atoll_transport::{Identity, Peers, Service};
+use atoll_world::{Nanos, World};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// A service that speaks the messages of this crate.
+pub(crate) trait Protocol: Service<Request = Request, Reply = Reply> {}
+
+impl<T: Service<Request = Request, Reply = Reply>> Protocol for T {}
+
+/// What is shared on one host.
+pub(crate) struct Ctx<W: World, P: Protocol> {
+    pub world: W,
+    pub host: HostId,
+    pub incarnation: Incarnation,
+    /// When this life began.
+    pub started: Nanos,
+    /// The way to other hosts.
+    pub peers: Peers<W, P>,
+    /// Whom to read from, and when to ask another member too.
+    pub hedge: HedgePolicy,
+    pub events: EventLog,
+    /// The hosts and their space, as known now.
+    pub inventory: RefCell<Vec<HostView>>,
+    /// Seconds that a member may be away before it is rebuilt elsewhere.
+    pub repair_delay_s: Cell<u32>,
+    pub resync_paused: Cell<bool>,
+    /// Bytes per second; 0: as fast as guests allow.
+    pub resync_limit: Cell<u64>,
+    /// When the limit lets the next copy go.
+    resync_next: Cell<Nanos>,
+    /// Bytes per second; 0: none.
+    pub resync_floor: Cell<u64>,
+    /// Since when all copies that answer are known to lack something, while another may come; and
+    /// the record's `seq_base` then.
+    lacking: RefCell<BTreeMap<ObjectId, (Nanos, Seq)>>,
+}
+
+impl<W: World, P: Protocol> Ctx<W, P> {
+    /// Of a host that starts now; its requests are answered by `service` from here on.
+    pub fn start(world: W, identity: Identity, service: P) -> Self {
+        Self {
+            host: identity.host,
+            incarnation: identity.incarnation,
+            started: world.now(),
+            peers: Peers::start(world.clone(), identity, service),
+            hedge: HedgePolicy::default(),
+            events: EventLog::default(),
+            inventory: RefCell::default(),
+            repair_delay_s: Cell::new(3600),
+            resync_paused: Cell::new(false),
+            resync_limit: Cell::new(0),
+            resync_next: Cell::new(Nanos::ZERO),
+            resync_floor: Cell::new(0),
+            lacking: RefCell::default(),
+            world,
+        }
+    }
+    /// This life of this host, as the owner that a record names.
+    pub fn me(&self) -> OwnerRecord {
+        OwnerRecord { host: self.host, incarnation: self.incarnation }
+    }
+    pub fn is_me(&self, record: &ObjectRecord) -> bool {
+        record.owner == Some(self.me())
+    }
+    pub fn event(&self, event: Event) {
+        self.events.push(self.world.unix_ms(), event);
+    }
+    /// For people.
+    pub fn host_name(&self, id: HostId) -> String {
+        let inventory = self.inventory.borrow();
+        inventory.iter().find(|h| h.id == id).map_or_else(|| id.to_string(), |h| h.name.clone())
+    }
+    /// Whether a call to that host has a chance.
+    pub fn is_reachable(&self, host: HostId) -> bool {
+        host == self.host || self.peers.peer(host).connected
+    }
+    /// The present life of a host, if it is known.
+    pub fn life_of(&self, host: HostId) -> Option<Incarnation> {
+        self.peers.peer(host).incarnation
+    }
+    /// Whether a takeover has to do with what answers, although it lacks something that it had
+    /// acknowledged and an active copy that does not answer may have it: once that one counts as
+    /// lost for good.
+    pub fn may_settle_for_less(&self, record: &ObjectRecord) -> bool {
+        let now = self.world.now();
+        let mut lacking = self.lacking.borrow_mut();
+        let (since, base) = lacking.entry(record.id).or_insert((now, record.seq_base));
+        if *base != record.seq_base {
+            // A takeover has gone well meanwhile, perhaps on another host: that was another time.
+            (*since, *base) = (now, record.seq_base);
+        }
+        assert!(*since <= now, "{} has lacked something since {since}: {now}", record.id);
+        now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
+    }
+    /// A takeover has gone well.
+    pub fn lacks_nothing(&self, object: ObjectId) {
+        self.lacking.borrow_mut().remove(&object);
+    }
+    /// Sleeps as long as the limit says for that many bytes, and for those of all other copies that
+    /// this host makes: the limit is the host's.
+    pub async fn resync_pace(&self, bytes: u64) {
+        let limit = self.resync_limit.get();
+        if let Some(span) = bytes.saturating_mul(1_000_000_000).checked_div(limit) {
+            let now = self.world.now();
+            let until = self.resync_next.get().max(now) + Nanos(span);
+            assert!(until >= now && until >= self.resync_next.get(), "the limit is the host's");
+            self.resync_next.set(until);
+            self.world.sleep(until.since(now)).await;
+        }
+    }
+    /// How long a resync may leave a chunk that took so long to guests, and keep its floor.
+    pub fn resync_yield_max(&self, took: Nanos) -> Nanos {
+        let chunk = CHUNK * 1_000_000_000;
+        let span = chunk.checked_div(self.resync_floor.get()).map_or(Nanos(u64::MAX), Nanos);
+        Nanos(span.0.saturating_sub(took.0))
+    }
+    /// Where a member that is gone can be rebuilt.
+    pub fn replacement(
+        &self,
+        record: &ObjectRecord,
+        leg: usize,
+        gone: ComponentId,
+    ) -> Option<(HostId, GroupId)> {
+        placement::replacement(&self.inventory.borrow(), record, leg, gone).ok()
+    }
+}

@@ -1,0 +1,325 @@
+//! All objects of one host: those that it owns, its members, and what it knows of other owners.
+//!
+//! This file is what the layers above call, and the service that other hosts call. `ownership`
+//! finds an object's owner, or makes one; `leases` renews what owners need from members;
+//! `remote_clients` carries out I/O of other hosts' clients.
+//!
+//! Invariant: of one object this host has at most one owner that has not stopped.
+
+mod leases;
+mod object_table;
+mod ownership;
+mod remote_clients;
+
+pub(crate) use ownership::Route;
+
+use object_table::{ObjectTable, Serving};
+
+use crate::ctx::Ctx;
+use crate::events::Event;
+use crate::failure::Stop;
+use crate::limits::{CALL_DEADLINE, RETRY_EVERY};
+use crate::member::Members;
+use crate::message::{Reply, Request};
+use crate::owner::{OwnedObject, Owner, ResizeError};
+use crate::placement::HostView;
+use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
+use atoll_transport::{Identity, Peers, Service};
+use atoll_world::directory::Compare;
+use atoll_world::sync::Notify;
+use atoll_world::{Components, Lane, Nanos, World};
+use futures_util::future::LocalBoxFuture;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+/// An answer to a management request of another host.
+pub type AdminHandler = Rc<dyn Fn(HostId, Vec<u8>) -> LocalBoxFuture<'static, Vec<u8>>>;
+
+/// All objects of one host. Clones are the same.
+pub struct HostObjects<W: World, S: Components>(Rc<HostState<W, S>>);
+
+impl<W: World, S: Components> Clone for HostObjects<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+/// An owner on this host.
+type HostOwner<W, S> = Owner<W, HostService<W, S>>;
+
+impl<W: World, S: Components> Serving for HostOwner<W, S> {
+    fn serves(&self) -> (ObjectId, Epoch) {
+        (self.0.id, self.0.epoch)
+    }
+    fn is_stopped(&self) -> bool {
+        Owner::is_stopped(self)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+struct HostState<W: World, S: Components> {
+    ctx: Rc<Ctx<W, HostService<W, S>>>,
+    members: Members<W, S>,
+    /// What is known of each object.
+    table: ObjectTable<HostOwner<W, S>>,
+    /// Since when the directory has not answered, and when it did again.
+    directory_away: Cell<Option<Nanos>>,
+    directory_back: Cell<Option<Nanos>>,
+    /// Of the last renewal of leases.
+    serial: Cell<u64>,
+    renew_now: Notify,
+    admin: RefCell<Option<AdminHandler>>,
+    stopping: Cell<bool>,
+}
+
+/// The requests of other hosts, and of this one.
+pub struct HostService<W: World, S: Components>(Weak<HostState<W, S>>);
+
+impl<W: World, S: Components> Clone for HostService<W, S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<W: World, S: Components> Service for HostService<W, S> {
+    type Request = Request;
+    type Reply = Reply;
+    fn handle(&self, from: HostId, request: Request) -> impl Future<Output = Reply> + 'static {
+        let host = self.0.upgrade();
+        async move {
+            let Some(host) = host else { return Reply::NotOwner };
+            match request {
+                // Set apart: every request, and most are appends, takes as much memory as the
+                // largest of those that are not.
+                Request::Client(request) => {
+                    let objects = HostObjects(host);
+                    Box::pin(async move { objects.serve_client(request).await }).await
+                }
+                Request::Admin(json) => {
+                    let handler = host.admin.borrow().clone();
+                    match handler {
+                        Some(handler) => Reply::Admin(handler(from, json).await),
+                        None => Reply::NotOwner,
+                    }
+                }
+                request => host.members.handle(from, request).await,
+            }
+        }
+    }
+}
+
+impl<W: World, S: Components> HostObjects<W, S> {
+    /// The object layer of a host that starts now.
+    pub fn start(world: W, identity: Identity, stores: Vec<S>) -> Self {
+        let members = Members::new(world.clone(), stores);
+        let objects = Self(Rc::new_cyclic(|host| HostState {
+            ctx: Rc::new(Ctx::start(world.clone(), identity, HostService(host.clone()))),
+            members,
+            table: ObjectTable::default(),
+            directory_away: Cell::new(None),
+            directory_back: Cell::new(None),
+            serial: Cell::new(0),
+            renew_now: Notify::default(),
+            admin: RefCell::new(None),
+            stopping: Cell::new(false),
+        }));
+        world.spawn(objects.clone().renew_leases());
+        objects
+    }
+
+    pub(crate) fn world(&self) -> &W {
+        &self.0.ctx.world
+    }
+
+    fn owner(&self, object: ObjectId) -> Option<HostOwner<W, S>> {
+        self.0.table.owner(object)
+    }
+
+    /// The owners on this host that serve.
+    fn owners(&self) -> Vec<HostOwner<W, S>> {
+        self.0.table.owners()
+    }
+
+    /// This host's members.
+    pub fn members(&self) -> &Members<W, S> {
+        &self.0.members
+    }
+
+    /// The way to other hosts.
+    pub fn peers(&self) -> &Peers<W, HostService<W, S>> {
+        &self.0.ctx.peers
+    }
+
+    /// When this life began.
+    pub fn started(&self) -> Nanos {
+        self.0.ctx.started
+    }
+
+    /// Who answers management requests of other hosts.
+    pub fn set_admin(&self, handler: AdminHandler) {
+        *self.0.admin.borrow_mut() = Some(handler);
+    }
+
+    /// The hosts and their space, as known now: for rebuilding elsewhere and for names.
+    pub fn set_inventory(&self, hosts: Vec<HostView>) {
+        let room = |group: GroupId| {
+            let mut groups = hosts.iter().flat_map(|host| &host.groups);
+            groups.any(|g| g.id == group && g.healthy && g.free_bytes > 0)
+        };
+        for owner in self.owners() {
+            owner.on_inventory(room);
+        }
+        *self.0.ctx.inventory.borrow_mut() = hosts;
+    }
+
+    /// See [`set_inventory`](Self::set_inventory).
+    pub fn inventory(&self) -> Vec<HostView> {
+        self.0.ctx.inventory.borrow().clone()
+    }
+
+    /// Seconds that a member may be away before it is rebuilt elsewhere.
+    pub fn set_repair_delay(&self, seconds: u32) {
+        self.0.ctx.repair_delay_s.set(seconds);
+    }
+
+    /// Bytes per second that the resync of an object reaches however busy guests are, as far as
+    /// disks and network can (0: none). What [`set_resync`](Self::set_resync) says goes first.
+    pub fn set_resync_floor(&self, bytes_per_second: u64) {
+        self.0.ctx.resync_floor.set(bytes_per_second);
+    }
+
+    /// Pauses or resumes resync on this host, and limits it to bytes per second (0: no limit).
+    pub fn set_resync(&self, paused: bool, bytes_per_second: u64) {
+        self.0.ctx.resync_paused.set(paused);
+        self.0.ctx.resync_limit.set(bytes_per_second);
+    }
+
+    /// What [`set_resync`](Self::set_resync) has set.
+    pub fn resync_settings(&self) -> (bool, u64) {
+        (self.0.ctx.resync_paused.get(), self.0.ctx.resync_limit.get())
+    }
+
+    /// Takes the events that have come up, with the time in milliseconds since 1970.
+    pub fn take_events(&self) -> Vec<(u64, Event)> {
+        self.0.ctx.events.take()
+    }
+
+    /// Objects that this host owns.
+    pub fn owned(&self) -> Vec<OwnedObject> {
+        self.owners().iter().map(Owner::describe).collect()
+    }
+
+    /// Hands over what this host owns, and stops: in-flight I/O ends first (for at most a second),
+    /// leases are given back. Then the next owner, which takes a new epoch, need not wait for them.
+    pub async fn release_all(&self) {
+        self.0.stopping.set(true);
+        let world = self.world();
+        for owner in self.owners() {
+            let until = world.now() + Nanos::from_secs(1);
+            while !owner.is_idle() && world.now() < until {
+                world.sleep(RETRY_EVERY / 5).await;
+            }
+            let hosts = owner.member_hosts();
+            // No read is answered after this, so the leases may go.
+            owner.stop(Stop::Released);
+            for host in hosts {
+                let request = Request::GiveBack {
+                    incarnation: self.0.ctx.incarnation,
+                    serial: self.0.serial.get(),
+                    objects: vec![owner.0.id],
+                };
+                let deadline = world.now() + CALL_DEADLINE / 6;
+                let _ = self.peers().call(host, Lane::Control, request, deadline).await;
+            }
+        }
+    }
+
+    /// Whether an object that this host owns has that size, and could be shrunk now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn may_shrink(&self, object: ObjectId, from: u64) -> Result<(), ResizeError> {
+        self.owner(object).ok_or(ResizeError::NotOwner)?.may_shrink(from).await
+    }
+
+    /// Shrinks an object that this host owns from one size to another, in bytes; the caller has
+    /// discarded what lies between.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn shrink(
+        &self,
+        object: ObjectId,
+        from: u64,
+        size_bytes: u64,
+        lock: &Compare,
+    ) -> Result<(), ResizeError> {
+        self.owner(object).ok_or(ResizeError::NotOwner)?.shrink(from, size_bytes, lock).await
+    }
+
+    /// Grows an object that this host owns (in place: the same legs).
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn grow(
+        &self,
+        object: ObjectId,
+        from: u64,
+        size_bytes: u64,
+    ) -> Result<(), ResizeError> {
+        self.owner(object).ok_or(ResizeError::NotOwner)?.grow(from, size_bytes).await
+    }
+
+    /// Sets the ceiling of an object that this host owns, in I/Os per second; 0: none.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn set_iops_limit(&self, object: ObjectId, limit: u32) -> Result<(), ResizeError> {
+        self.owner(object).ok_or(ResizeError::NotOwner)?.set_iops_limit(limit).await
+    }
+
+    /// Whether anything but zeros is in an object that this host owns; when in doubt, or if that is
+    /// not found out until `until`, it is.
+    ///
+    /// # Errors
+    /// A sentence: this host is not its owner.
+    pub async fn holds_data(&self, object: ObjectId, until: Nanos) -> Result<bool, ResizeError> {
+        let owner = self.owner(object).ok_or(ResizeError::NotOwner)?;
+        Ok(owner.holds_data(until).await)
+    }
+
+    /// A block of a component is bad: its object's owner, if it is here, repairs it.
+    pub fn on_bad_block(&self, object: ObjectId, component: ComponentId, block: u32) -> bool {
+        let Some(owner) = self.owner(object) else { return false };
+        owner.repair_reported(component, block);
+        true
+    }
+
+    /// Whether this host owns the object and serves it.
+    pub fn owns(&self, object: ObjectId) -> bool {
+        self.owner(object).is_some()
+    }
+
+    /// Whether this host is taking an object over at this moment.
+    pub fn is_taking_over(&self) -> bool {
+        self.0.table.is_taking_any()
+    }
+
+    /// Asks a member whose disk group has failed, as its host has published, whether it is lost: an
+    /// owner that asks it for nothing would not notice. The group may have more than one device.
+    pub async fn look_at_member(&self, object: ObjectId, component: ComponentId) {
+        if let Some(owner) = self.owner(object) {
+            owner.look_at_member(component).await;
+        }
+    }
+
+    /// Breaks the circles of references, through the layer above and through owners, so that the
+    /// memory of all goes when their tasks have gone: for a simulated crash.
+    pub fn dissolve(&self) {
+        *self.0.admin.borrow_mut() = None;
+        // An operation in flight may hold a call to this very host.
+        self.0.table.clear();
+    }
+}

@@ -1,0 +1,168 @@
+//! Where the owner of an object is, and when this host becomes it.
+//!
+//! The directory is asked only when what was known no longer answers; a takeover is attempted when
+//! the owner that the record names cannot be reached for a while, by one task at a time, and after
+//! pauses that grow.
+
+use super::{HostObjects, HostOwner};
+use crate::limits::{REJOIN_PATIENCE, TAKEOVER_AFTER};
+use crate::takeover::{TakeoverError, load, take_over};
+use atoll_format::id::{HostId, ObjectId};
+use atoll_format::record::ObjectRecord;
+use atoll_world::directory::Revision;
+use atoll_world::sync::oneshot;
+use atoll_world::{Components, World, mutant, sometimes};
+
+/// Where an object's I/O goes.
+pub(crate) enum Route<W: World, S: Components> {
+    Local(HostOwner<W, S>),
+    Remote(HostId),
+}
+
+impl<W: World, S: Components> HostObjects<W, S> {
+    /// Makes this host the owner if nobody else who can be reached is; for objects that need
+    /// healing and have no client.
+    pub async fn adopt(&self, object: ObjectId) -> Result<(), String> {
+        // Who asks has just looked into the directory; where I/O went once may be a host that is
+        // alive and not the owner any more.
+        if !mutant!("objects.adopts_by_an_old_route") {
+            self.forget_route(object);
+        }
+        match self.route(object).await {
+            Ok(_) => Ok(()),
+            Err(TakeoverError::NotNow(why)) => Err(why),
+            Err(TakeoverError::Gone) => Err("there is no such object".into()),
+            Err(TakeoverError::Lost) => Err("another host took it".into()),
+        }
+    }
+
+    /// Where the object's I/O goes now; takes over if its owner is dead.
+    pub(crate) async fn route(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
+        match self.owner(object) {
+            Some(owner) => Ok(Route::Local(owner)),
+            None => Box::pin(self.find_owner(object)).await,
+        }
+    }
+
+    /// The same, when this host is not the owner.
+    async fn find_owner(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
+        if let Some(taking) = self.0.table.taking(object) {
+            taking.await;
+            return match self.owner(object) {
+                Some(owner) => Ok(Route::Local(owner)),
+                None => Err(TakeoverError::NotNow("taking the volume over failed".into())),
+            };
+        }
+        if self.0.stopping.get() {
+            return Err(TakeoverError::Gone);
+        }
+        if let Some(owner) = self.0.table.route(object) {
+            let peer = self.peers().peer(owner.host);
+            if peer.connected && peer.incarnation == Some(owner.incarnation) {
+                return Ok(Route::Remote(owner.host));
+            }
+            self.forget_route(object);
+        }
+        let loaded = load(self.world(), object).await;
+        self.note_directory(!matches!(loaded, Err(TakeoverError::NotNow(_))));
+        let (record, revision) = loaded?;
+        if let Some(owner) = record.owner
+            && owner.host != self.0.ctx.host
+        {
+            let peer = self.peers().peer(owner.host);
+            // A host that has restarted owns nothing any more (R5).
+            let restarted = peer.incarnation.is_some_and(|i| i != owner.incarnation);
+            if peer.connected && !restarted {
+                self.0.table.found(object, owner);
+                return Ok(Route::Remote(owner.host));
+            }
+            let now = self.world().now();
+            let since = self.0.table.missed(object, now);
+            let rejoins = self.0.directory_back.get().is_some_and(|at| {
+                now.since(at) < REJOIN_PATIENCE && !mutant!("objects.takes_over_as_it_rejoins")
+            });
+            if rejoins {
+                sometimes!("objects.looks_around_after_it_was_cut_off");
+            }
+            if !restarted && (rejoins || now.since(since) < TAKEOVER_AFTER) {
+                let host = self.0.ctx.host_name(owner.host);
+                return Err(TakeoverError::NotNow(format!("its owner {host} cannot be reached")));
+            }
+        }
+        self.take(object, (record, revision)).await
+    }
+
+    /// The directory answered, or did not.
+    fn note_directory(&self, answered: bool) {
+        let now = self.world().now();
+        let away_since = self.0.directory_away.get();
+        self.0.directory_away.set(if answered { None } else { away_since.or(Some(now)) });
+        if answered && away_since.is_some_and(|since| now.since(since) > TAKEOVER_AFTER) {
+            self.0.directory_back.set(Some(now));
+        }
+    }
+
+    /// The owner did not answer as one: the directory is asked the next time.
+    pub(crate) fn forget_route(&self, object: ObjectId) {
+        self.0.table.forget_route(object);
+    }
+
+    /// Takes over, one attempt at a time.
+    pub(crate) async fn take(
+        &self,
+        object: ObjectId,
+        from: (ObjectRecord, Revision),
+    ) -> Result<Route<W, S>, TakeoverError> {
+        let begun = self.0.table.begin_taking(object, self.world().now());
+        let done = begun.map_err(TakeoverError::NotNow)?;
+        // Spawned: a client that gives up does not leave a takeover half done.
+        let (tell, told) = oneshot();
+        let this = self.clone();
+        self.world().spawn(async move {
+            let result = take_over(&this.0.ctx, from).await;
+            let result = result.map(|owner| {
+                this.serve(owner.clone());
+                Route::Local(owner)
+            });
+            let failed = match &result {
+                Err(TakeoverError::NotNow(why)) => Some(why.clone()),
+                _ => None,
+            };
+            let now = this.world().now();
+            let random = if failed.is_some() { this.world().random() } else { 0 };
+            this.0.table.end_taking(object, failed, now, random);
+            done.notify_all();
+            tell.send(result);
+        });
+        match told.await {
+            Ok(result) => result,
+            Err(_) => Err(TakeoverError::NotNow("this host is stopping".into())),
+        }
+    }
+
+    fn serve(&self, owner: HostOwner<W, S>) {
+        sometimes!("objects.serving");
+        assert!(owner.0.ctx.is_me(&owner.0.record.borrow()), "only owners serve {}", owner.0.id);
+        self.0.table.serve(owner.clone());
+        let (this, watched) = (self.clone(), owner.clone());
+        self.world().spawn(async move {
+            watched.watch().await;
+            this.0.table.forget_owner(&watched);
+        });
+        self.world().spawn(owner.heal());
+        self.0.renew_now.notify_all();
+    }
+
+    /// The owner that the directory names does not serve: forget how we got there, and take over
+    /// ourselves.
+    pub(crate) async fn take_from(&self, object: ObjectId, host: HostId) -> Option<TakeoverError> {
+        let loaded = match load(self.world(), object).await {
+            Ok(loaded) => loaded,
+            Err(error) => return Some(error),
+        };
+        if loaded.0.owner.is_some_and(|o| o.host == host) {
+            return self.take(object, loaded).await.err();
+        }
+        None
+    }
+}

@@ -1,0 +1,71 @@
+//! Brings the metadata page of a chunk into memory: checked, or with the verdict that it is
+//! damaged.
+//!
+//! Invariant: what goes into the cache is the page that the chunk's entry names when it goes there.
+
+use crate::device::DeviceError;
+use crate::group::Group;
+use crate::limits;
+use crate::state::page_cache::Page;
+use atoll_format::chunk::PAGE_LEN;
+use atoll_format::units::BLOCKS_PER_CHUNK;
+use atoll_world::components::StoreEvent;
+use atoll_world::{World, mutant, sometimes};
+use std::rc::Rc;
+
+/// The page of a chunk, from the cache or its device; none if the chunk has none.
+pub(crate) async fn load_page<W: World>(
+    group: &Rc<Group<W>>,
+    local: u32,
+    chunk: u32,
+) -> Option<Page> {
+    let (entry, place) = {
+        let mut state = group.state.borrow_mut();
+        let c = state.components.get(local)?;
+        let place = state.page_place(c, chunk)?;
+        let (id, device, entry) = (c.id, usize::from(c.device), c.table.get(chunk));
+        if let Some(page) = state.page_cache.get((local, chunk)) {
+            return Some(page.clone());
+        }
+        let taken = state.capacity.is_page_used(device, entry.page);
+        assert!(taken, "page {} of chunk {chunk} of {id} is free", entry.page);
+        (entry, place)
+    };
+    let mut page = Page::Damaged(entry.max_seq);
+    // Twice: a transfer may fail where the medium is good. What the device does not give at all it
+    // may give a moment later, and a checkpoint or a round of destage writes this verdict down.
+    let (mut wrong, mut not_given) = (0, 0);
+    while wrong < 2 && not_given < limits::READ_TRIES {
+        if not_given > 0 {
+            sometimes!("store.page.not_given");
+            group.world.sleep(limits::READ_PAUSE).await;
+        }
+        match group.devices[place.device].read(place.at, PAGE_LEN as u32).await {
+            Ok(bytes) if place.is_of(&bytes) || mutant!("checkpoint.page_not_checked") => {
+                page = Page::Good(bytes);
+                break;
+            }
+            Ok(_) => {
+                wrong += 1;
+                group.state.borrow_mut().counters.checksum_errors += 1;
+            }
+            Err(e @ DeviceError::Failed(_)) => {
+                // Says nothing about the page: the caller finds the group or component failed.
+                group.device_failed(place.device, &e);
+                return Some(page);
+            }
+            Err(DeviceError::Read(_)) => not_given += 1,
+        }
+    }
+    let mut state = group.state.borrow_mut();
+    let unchanged = state.components.get(local).is_some_and(|c| c.table.get(chunk) == entry);
+    if unchanged {
+        if matches!(page, Page::Damaged(_)) {
+            sometimes!("store.page.damaged");
+            let component = place.head.component;
+            state.event(StoreEvent::BadBlock { component, block: chunk * BLOCKS_PER_CHUNK });
+        }
+        state.page_cache.insert((local, chunk), page.clone());
+    }
+    Some(page)
+}

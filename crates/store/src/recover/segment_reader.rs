@@ -1,0 +1,105 @@
+//! Reads a segment of the log from its first block to its last, however much of it is unreadable.
+
+use super::tolerant_read::{newer, read};
+use crate::device::Device;
+use crate::error::OpenError;
+use atoll_format::log::{BatchHead, decode_batch, peek_batch};
+use atoll_format::units::{BLOCK, BLOCK_LEN};
+use atoll_world::{Buf, BufMut, World};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// The bytes of one segment, a MiB at a time; what cannot be read is zeros.
+pub(super) struct SegmentReader<'a, W: World> {
+    device: &'a Device<W>,
+    start: u64,
+    end: u64,
+    pieces: BTreeMap<u64, Buf>,
+    /// Places of blocks that the device does not give.
+    unreadable: BTreeSet<u64>,
+}
+
+impl<'a, W: World> SegmentReader<'a, W> {
+    pub(super) fn new(device: &'a Device<W>, start: u64, end: u64) -> Self {
+        Self { device, start, end, pieces: BTreeMap::new(), unreadable: BTreeSet::new() }
+    }
+
+    /// Whether part of what was read there is not what the device holds, but zeros.
+    pub(super) fn is_unreadable(&self, range: Range<u64>) -> bool {
+        self.unreadable.range(range).next().is_some()
+    }
+
+    pub(super) async fn bytes(&mut self, at: u64, len: usize) -> Result<Vec<u8>, OpenError> {
+        const PIECE: u64 = 1 << 20;
+        let mut out = Vec::with_capacity(len);
+        let mut pos = at;
+        while out.len() < len && pos < self.end {
+            let piece = (pos - self.start) / PIECE;
+            let piece_at = self.start + piece * PIECE;
+            if !self.pieces.contains_key(&piece) {
+                let piece_len = PIECE.min(self.end - piece_at);
+                let bytes = match read(self.device, piece_at, piece_len).await? {
+                    Some(bytes) => bytes,
+                    None => self.blocks(piece_at, piece_len).await?,
+                };
+                // Batches are walked forwards: older pieces are not needed again soon.
+                if self.pieces.len() >= 8 {
+                    self.pieces.pop_first();
+                }
+                self.pieces.insert(piece, bytes);
+            }
+            let bytes = &self.pieces[&piece];
+            let from = (pos - piece_at) as usize;
+            let take = (len - out.len()).min(bytes.len() - from);
+            assert!(take > 0, "nothing is left of the piece at {piece_at} behind {pos}");
+            out.extend_from_slice(&bytes[from..from + take]);
+            pos += take as u64;
+        }
+        out.resize(len, 0);
+        Ok(out)
+    }
+
+    /// Block by block, because a larger read failed.
+    async fn blocks(&mut self, at: u64, len: u64) -> Result<Buf, OpenError> {
+        let mut out = BufMut::zeroed(len as usize);
+        for offset in (0..len).step_by(BLOCK_LEN) {
+            match read(self.device, at + offset, BLOCK).await? {
+                Some(block) => {
+                    out[offset as usize..offset as usize + BLOCK_LEN].copy_from_slice(&block);
+                }
+                None => _ = self.unreadable.insert(at + offset),
+            }
+        }
+        Ok(out.freeze())
+    }
+}
+
+/// The first batch at or after `at` that belongs to the segment and follows `after`.
+pub(super) async fn next_batch<W: World>(
+    window: &mut SegmentReader<'_, W>,
+    mut at: u64,
+    salt: u64,
+    segment: u64,
+    after: u64,
+) -> Result<Option<(BatchHead, Vec<u8>)>, OpenError> {
+    while at + BLOCK <= window.end {
+        let first = window.bytes(at, BLOCK_LEN).await?;
+        if let Ok(head) = peek_batch(&first, at, salt)
+            && head.segment == segment
+            && head.seq > after
+            && at + head.len_bytes() <= window.end
+        {
+            let batch = window.bytes(at, head.len_bytes() as usize).await?;
+            match decode_batch(&batch, at, salt) {
+                Ok(_) => return Ok(Some((head, batch))),
+                Err(e) => {
+                    if let Some(e) = newer(e) {
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        at += BLOCK;
+    }
+    Ok(None)
+}
