@@ -749,6 +749,48 @@ fn an_end_of_the_log_that_cannot_be_read_makes_components_doubtful() {
     assert_eq!(found, [false, true, true, true, false]);
 }
 
+/// A segment whose header and first batch were lost is begun again over what lies in it.
+#[test]
+fn batches_that_an_opening_cut_off_do_not_come_back_behind_its_own() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, 600).await.expect("made");
+        for i in 1..=12 {
+            store.append(ID, FIRST, write_op(i, 10, &[i])).await.expect("written");
+        }
+    });
+    let full = m.crash(&mut Rng(0)).remove(0);
+    let begin = full.used().find(|&b| full.get(b)[..] == content(3)[..]).expect("in the log") - 1;
+    let (at, len) = region(&full, RegionKind::Log);
+    let cut = begin..(at + len) / 4096;
+    let mut short = full.clone();
+    short.zero(begin * 4096, (cut.end - begin) * 4096);
+    let m = Machine::new(2, &[short]);
+    let store = m.store();
+    let session = Session { epoch: Epoch(1), attach: 2 };
+    m.world.run(async {
+        store.attach(ID, session).await.expect("attached");
+        store.append(ID, session, write_op(3, 10, &[100])).await.expect("written");
+    });
+    let mut again = m.crash(&mut Rng(0)).remove(0);
+    // What could not be seen is there again where it was not written over.
+    let mut back = 0;
+    for block in full.used().filter(|block| cut.contains(block)) {
+        if again.get(block)[..] == [0; 4096] {
+            again.put(block, full.get(block));
+            back += 1;
+        }
+    }
+    assert!(back > 4, "{back} blocks of batches that were cut off");
+    let m = Machine::new(3, &[again]);
+    let store = m.store();
+    assert_eq!(store.take_events(), []);
+    assert!(!store.status(ID).expect("there").doubtful);
+    let read = m.world.run(versions(&store, 1, 10, 1)).expect("runs");
+    assert_eq!(read, Ok(vec![100]));
+}
+
 #[test]
 fn a_page_that_is_not_given_for_a_moment_is_not_written_down_as_damaged() {
     let rest = |times: u32| {

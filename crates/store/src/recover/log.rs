@@ -2,7 +2,7 @@
 //! proves durable.
 
 use super::log_batch::{LogScan, apply_view, follow, lose};
-use super::segment_reader::{SegmentReader, next_batch};
+use super::segment_reader::{After, SegmentReader, next_batch};
 use super::tolerant_read::{newer, read};
 use crate::device::Device;
 use crate::error::OpenError;
@@ -49,6 +49,7 @@ pub(super) async fn replay_log<W: World>(
     loop {
         state.log.begin_replay(segment);
         if let Some(h) = headers.get(&segment) {
+            scan.life = scan.life.max(h.generation);
             if expected.is_some_and(|e| e != h.first_batch) {
                 lose(scan, format!("batches before {} are missing", h.first_batch));
             }
@@ -73,7 +74,7 @@ pub(super) async fn replay_log<W: World>(
             // A segment whose header was lost may still follow.
             let next = segment + 1;
             let room = next - oldest < state.geometry.log.segments;
-            if !room || !has_batches(device, state, next, scan.last_seq).await? {
+            if !room || !has_batches(device, state, next, scan.end()).await? {
                 break;
             }
             scan.damage.push(format!("the header of segment {next} is unreadable"));
@@ -132,7 +133,8 @@ async fn replay_sealed<W: World>(
         let inside = (begins..end).contains(&head.at)
             && head.at.is_multiple_of(BLOCK)
             && head.len_bytes() <= end - head.at;
-        if head.segment != segment || !inside {
+        // One of an earlier opening describes batches that have been written over since.
+        if head.segment != segment || head.generation < scan.life || !inside {
             return Ok(false);
         }
     }
@@ -166,9 +168,9 @@ async fn replay_open<W: World>(
     // A batch is applied when the next is found, which proves it durable; the last one, when its
     // payload matches.
     let mut held: Option<(BatchHead, Vec<u8>)> = None;
-    while let Some((head, batch)) =
-        next_batch(&mut window, at, salt, segment, scan.last_seq.max(held_seq(&held))).await?
-    {
+    let mut after = scan.end();
+    while let Some((head, batch)) = next_batch(&mut window, at, salt, segment, after).await? {
+        after = After { seq: head.seq, generation: head.generation };
         if let Some(batch) = held.take() {
             accept(state, scan, batch, expected)?;
         }
@@ -190,8 +192,7 @@ async fn replay_open<W: World>(
     if !next.is_empty() {
         let first = window.bytes(at, BLOCK_LEN).await?;
         if let Ok(head) = peek_batch(&first, at, salt)
-            && head.segment == segment
-            && head.seq > scan.last_seq
+            && scan.end().may_precede(&head, segment)
         {
             next.end = end.min(at + head.len_bytes());
         }
@@ -213,10 +214,6 @@ fn last_batch_counts(proven: bool, whole: bool) -> bool {
         return proven;
     }
     proven || whole
-}
-
-fn held_seq(held: &Option<(BatchHead, Vec<u8>)>) -> u64 {
-    held.as_ref().map_or(0, |(head, _)| head.seq)
 }
 
 fn accept(
@@ -255,14 +252,14 @@ async fn has_batches<W: World>(
     device: &Device<W>,
     state: &State,
     segment: u64,
-    after: u64,
+    after: After,
 ) -> Result<bool, OpenError> {
     // Its first batch lies right behind its header, and was written after it.
     let at = state.geometry.log.segment_at(segment) + BLOCK;
     let salt = state.geometry.salt;
     let Some(first) = read(device, at, BLOCK).await? else { return Ok(false) };
     let Ok(head) = peek_batch(&first, at, salt) else { return Ok(false) };
-    if head.segment != segment || head.seq <= after {
+    if !after.may_precede(&head, segment) {
         return Ok(false);
     }
     let len = u64::from(head.header_blocks) * BLOCK;

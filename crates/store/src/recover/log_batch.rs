@@ -1,6 +1,7 @@
 //! Carries out one batch of the log that recovery believes, and notes what the chain of batches
 //! lacks.
 
+use super::segment_reader::After;
 use crate::error::OpenError;
 use crate::state::State;
 use crate::state::apply::{BatchPlace, payload_crcs};
@@ -18,13 +19,23 @@ pub(super) struct LogScan {
     pub replay_after: u64,
     pub last_seq: u64,
     pub prev_crc: u32,
+    /// The newest that anything was written in.
     pub generation: u64,
+    /// The one that the last batch was written in, or the header of its segment.
+    pub life: u64,
     pub journal_to: u64,
     pub footer: FooterBuilder,
     /// What is damaged, for people; not empty: some operations are unknown or blocks bad.
     pub damage: Vec<String>,
     /// Operations are missing of which nothing is known.
     pub unknown: bool,
+}
+
+impl LogScan {
+    /// Where the log ends as far as it has been walked.
+    pub(super) fn end(&self) -> After {
+        After { seq: self.last_seq, generation: self.life }
+    }
 }
 
 pub(super) fn lose(scan: &mut LogScan, what: String) {
@@ -45,6 +56,7 @@ pub(super) fn follow(scan: &mut LogScan, head: &BatchHead, expected: &mut Option
     scan.log_to = scan.log_to.max(head.durable_to);
     scan.journal_to = scan.journal_to.max(head.journal_to);
     scan.generation = scan.generation.max(head.generation);
+    scan.life = scan.life.max(head.generation);
 }
 
 /// Refuses what no store writes and no checkpoint can hold. The checksum of the batch was right, so

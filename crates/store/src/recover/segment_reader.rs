@@ -74,19 +74,35 @@ impl<'a, W: World> SegmentReader<'a, W> {
     }
 }
 
-/// The first batch at or after `at` that belongs to the segment and follows `after`.
+/// What a batch of the log may follow: the last one that is believed.
+#[derive(Clone, Copy)]
+pub(super) struct After {
+    pub seq: u64,
+    /// Which opening of the group wrote it. What an earlier one wrote and this one did not see was
+    /// cut off then, and may lie behind what this one has written over it.
+    pub generation: u64,
+}
+
+impl After {
+    /// Whether a batch of a segment may come next in it.
+    pub(super) fn may_precede(self, head: &BatchHead, segment: u64) -> bool {
+        let is_cut_off = head.generation < self.generation;
+        head.segment == segment && head.seq > self.seq && !is_cut_off
+    }
+}
+
+/// The first batch at or after `at` that belongs to the segment and may follow.
 pub(super) async fn next_batch<W: World>(
     window: &mut SegmentReader<'_, W>,
     mut at: u64,
     salt: u64,
     segment: u64,
-    after: u64,
+    after: After,
 ) -> Result<Option<(BatchHead, Vec<u8>)>, OpenError> {
     while at + BLOCK <= window.end {
         let first = window.bytes(at, BLOCK_LEN).await?;
         if let Ok(head) = peek_batch(&first, at, salt)
-            && head.segment == segment
-            && head.seq > after
+            && after.may_precede(&head, segment)
             && at + head.len_bytes() <= window.end
         {
             let batch = window.bytes(at, head.len_bytes() as usize).await?;

@@ -289,6 +289,9 @@ impl Image {
     pub fn get(&self, block: u64) -> [u8; BLOCK] {
         self.blocks.get(&block).map_or([0; BLOCK], |b| **b)
     }
+    pub fn put(&mut self, block: u64, bytes: [u8; BLOCK]) {
+        self.set(block, Rc::new(bytes));
+    }
     pub fn flip(&mut self, at: u64, mask: u8) {
         let mut bytes = self.get(at / BLOCK as u64);
         bytes[(at % BLOCK as u64) as usize] ^= mask;
