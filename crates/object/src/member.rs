@@ -158,12 +158,25 @@ impl<W: World, S: Components> Members<W, S> {
     }
 
     /// The same, if the asker's epoch is not fenced off (R1).
-    fn open(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
+    fn heeded(&self, id: ComponentId, epoch: Epoch) -> Result<S, StoreError> {
         let store = self.attached(id)?;
         let fenced = store.status(id)?.promise.fenced;
         if epoch < fenced && !mutant!("store.session_not_checked") {
             sometimes!("member.refuses_an_old_epoch");
             return Err(StoreError::Fenced { fenced });
+        }
+        Ok(store)
+    }
+
+    /// The same, if that session is open. What was asked in an earlier one may have waited for a
+    /// connection since: the copy may be an older one by now, and only who has opened its present
+    /// session knows what it lacks (R19).
+    fn open(&self, id: ComponentId, session: Session) -> Result<S, StoreError> {
+        let store = self.heeded(id, session.epoch)?;
+        let open = store.status(id)?.session;
+        if session != open {
+            sometimes!("member.refuses_what_is_of_an_earlier_session");
+            return Err(StoreError::Session { open });
         }
         Ok(store)
     }
@@ -220,8 +233,8 @@ impl<W: World, S: Components> Members<W, S> {
                 }
                 Reply::Done
             }
-            Request::Read { component, epoch, range } => {
-                let blocks = self.open(component, epoch)?.read(component, range).await?;
+            Request::Read { component, session, range } => {
+                let blocks = self.open(component, session)?.read(component, range).await?;
                 assert_eq!(blocks.tags.len(), usize::from(range.count), "tags of {range:?}");
                 if self.0.world.audits() {
                     check_blocks(&blocks);
@@ -241,21 +254,21 @@ impl<W: World, S: Components> Members<W, S> {
                 assert!(put as usize <= sent, "{put} blocks were put in of {sent}");
                 Reply::Copied(put)
             }
-            Request::Committed { component, epoch, seq } => {
-                self.open(component, epoch)?.committed(component, seq);
+            Request::Committed { component, session, seq } => {
+                self.open(component, session)?.committed(component, seq);
                 Reply::Done
             }
-            Request::Reserve { component, epoch, chunk } => {
-                self.open(component, epoch)?.reserve(component, chunk)?;
+            Request::Reserve { component, session, chunk } => {
+                self.open(component, session)?.reserve(component, chunk)?;
                 Reply::Done
             }
-            Request::Tags { component, epoch, chunk } => {
-                let tags = self.open(component, epoch)?.tags(component, chunk).await?;
+            Request::Tags { component, session, chunk } => {
+                let tags = self.open(component, session)?.tags(component, chunk).await?;
                 assert_eq!(tags.len(), BLOCKS_PER_CHUNK as usize, "tags of a chunk");
                 Reply::Tags(tags)
             }
-            Request::ChunksSince { component, epoch, since, first } => {
-                let store = self.open(component, epoch)?;
+            Request::ChunksSince { component, session, since, first } => {
+                let store = self.open(component, session)?;
                 let most = self.0.world.bound(CHUNKS_PER_REPLY, 2);
                 let chunks = store.chunks_since(component, since, first, most)?;
                 assert!(chunks.len() <= most, "{} chunks of {most}", chunks.len());
@@ -266,8 +279,8 @@ impl<W: World, S: Components> Members<W, S> {
                 let more = chunks.len() == most;
                 Reply::Chunks { chunks, more }
             }
-            Request::Uncommitted { component, epoch, after } => {
-                let mut ops = self.open(component, epoch)?.uncommitted(component)?;
+            Request::Uncommitted { component, session, after } => {
+                let mut ops = self.open(component, session)?.uncommitted(component)?;
                 ops.retain(|op| op.id.seq > after);
                 ops.sort_by_key(|op| op.id);
                 let most = self.0.world.bound(OPS_PER_REPLY, 3);
@@ -275,8 +288,8 @@ impl<W: World, S: Components> Members<W, S> {
                 ops.truncate(most);
                 Reply::Ops { ops, more }
             }
-            Request::Tickets { component, epoch, after } => {
-                let mut tickets = self.open(component, epoch)?.tickets(component)?;
+            Request::Tickets { component, session, after } => {
+                let mut tickets = self.open(component, session)?.tickets(component)?;
                 tickets.retain(|t| (t.client, t.number) > after);
                 let most = self.0.world.bound(TICKETS_PER_REPLY, 3);
                 let of = |t: &Ticket| (t.client, t.number);
@@ -289,8 +302,8 @@ impl<W: World, S: Components> Members<W, S> {
                 self.attached(component)?.set_tickets(component, session, set).await?;
                 Reply::Done
             }
-            Request::Applied { component, epoch, ticket } => {
-                Reply::Yes(self.open(component, epoch)?.applied(component, ticket)?)
+            Request::Applied { component, session, ticket } => {
+                Reply::Yes(self.open(component, session)?.applied(component, ticket)?)
             }
             Request::Status { component } => {
                 Reply::Status(self.store(component)?.status(component)?)
@@ -351,7 +364,7 @@ impl<W: World, S: Components> Members<W, S> {
                 Err(_) => Reply::Done,
             },
             Request::Grow { component, epoch, blocks } => {
-                self.open(component, epoch)?.grow(component, blocks).await?;
+                self.heeded(component, epoch)?.grow(component, blocks).await?;
                 Reply::Done
             }
             Request::Append { .. }

@@ -156,7 +156,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         loop {
             let after = all.last().map(|op| op.id.seq).unwrap_or_default();
             let request =
-                Request::Uncommitted { component: to.component, epoch: self.epoch, after };
+                Request::Uncommitted { component: to.component, session: to.session, after };
             let until = self.within(READ_DEADLINE);
             let page = self.call(to.host, Lane::Control, request, until, |reply| match reply {
                 Reply::Ops { ops, more } => Some((ops, more)),
@@ -177,7 +177,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         let mut all: Vec<Ticket> = Vec::new();
         let mut after = (ClientId::default(), 0);
         loop {
-            let request = Request::Tickets { component: to.component, epoch: self.epoch, after };
+            let request = Request::Tickets { component: to.component, session: to.session, after };
             let until = self.within(CALL_DEADLINE);
             let page = self.call(to.host, Lane::Control, request, until, |reply| match reply {
                 Reply::Tickets { tickets, more } => Some((tickets, more)),
@@ -205,7 +205,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         to: Endpoint,
         ticket: Ticket,
     ) -> impl Future<Output = Result<bool, MemberError>> + 'static + use<W, P> {
-        let request = Request::Applied { component: to.component, epoch: self.epoch, ticket };
+        let request = Request::Applied { component: to.component, session: to.session, ticket };
         let until = self.within(CALL_DEADLINE);
         self.call(to.host, Lane::Control, request, until, |reply| match reply {
             Reply::Yes(applied) => Some(applied),
@@ -248,7 +248,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         to: Endpoint,
         chunk: u32,
     ) -> Result<Vec<BlockTag>, MemberError> {
-        let request = Request::Tags { component: to.component, epoch: self.epoch, chunk };
+        let request = Request::Tags { component: to.component, session: to.session, chunk };
         let until = self.within(READ_DEADLINE);
         self.call(to.host, lane, request, until, |reply| match reply {
             Reply::Tags(tags) if tags.len() == BLOCKS_PER_CHUNK as usize => Some(tags),
@@ -267,8 +267,8 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         let mut all = BTreeSet::new();
         let mut first = of.start;
         loop {
-            let (component, epoch) = (to.component, self.epoch);
-            let request = Request::ChunksSince { component, epoch, since, first };
+            let (component, session) = (to.component, to.session);
+            let request = Request::ChunksSince { component, session, since, first };
             let until = self.within(READ_DEADLINE);
             let page = self.call(to.host, Lane::Bulk, request, until, |reply| match reply {
                 Reply::Chunks { chunks, more } => Some((chunks, more)),
@@ -294,7 +294,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         to: Endpoint,
         seq: Seq,
     ) -> impl Future<Output = Result<(), MemberError>> + 'static + use<W, P> {
-        let request = Request::Committed { component: to.component, epoch: self.epoch, seq };
+        let request = Request::Committed { component: to.component, session: to.session, seq };
         self.call(to.host, Lane::Data, request, self.within(CALL_DEADLINE), done)
     }
 
@@ -304,7 +304,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         to: Endpoint,
         chunk: u32,
     ) -> impl Future<Output = Result<(), MemberError>> + 'static + use<W, P> {
-        let request = Request::Reserve { component: to.component, epoch: self.epoch, chunk };
+        let request = Request::Reserve { component: to.component, session: to.session, chunk };
         self.call(to.host, Lane::Data, request, self.within(RESERVE_DEADLINE), done)
     }
 
@@ -326,7 +326,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         to: Endpoint,
         range: BlockRange,
     ) -> impl Future<Output = Result<ReadBlocks, MemberError>> + 'static + use<W, P> {
-        let request = Request::Read { component: to.component, epoch: self.epoch, range };
+        let request = Request::Read { component: to.component, session: to.session, range };
         let until = self.within(READ_DEADLINE);
         self.call(to.host, lane, request, until, move |reply| match reply {
             Reply::Blocks(blocks) if blocks.tags.len() == usize::from(range.count) => Some(blocks),

@@ -84,8 +84,8 @@ messages! {
         6 Uncommitted {
             /// Which component.
             component: ComponentId,
-            /// The asker's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Below or at: not wanted.
             after: Seq,
         } => "new owner to member" on [Control] gets [Ops] again "yes";
@@ -93,8 +93,8 @@ messages! {
         7 Tickets {
             /// Which component.
             component: ComponentId,
-            /// The asker's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// From where on, by client and number; exclusive.
             after: (ClientId, u32),
         } => "owner to member" on [Control] gets [Tickets] again "yes";
@@ -111,8 +111,8 @@ messages! {
         9 Applied {
             /// Which component.
             component: ComponentId,
-            /// The asker's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Whose operation.
             ticket: Ticket,
         } => "owner to member" on [Control] gets [Yes] again "yes";
@@ -150,8 +150,8 @@ messages! {
         14 Tags {
             /// Which component.
             component: ComponentId,
-            /// The owner's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Which chunk.
             chunk: u32,
         } => "owner to member" on [Data, Bulk] gets [Tags] again "yes";
@@ -159,8 +159,8 @@ messages! {
         15 ChunksSince {
             /// Which component.
             component: ComponentId,
-            /// The owner's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Below or at: not wanted.
             since: Seq,
             /// First chunk wanted.
@@ -170,8 +170,8 @@ messages! {
         16 Committed {
             /// Which component.
             component: ComponentId,
-            /// The owner's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// The watermark.
             seq: Seq,
         } => "owner to member" on [Data] gets [Done] again "yes";
@@ -179,8 +179,8 @@ messages! {
         17 Reserve {
             /// Which component.
             component: ComponentId,
-            /// The owner's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Which chunk.
             chunk: u32,
         } => "owner to member" on [Data] gets [Done] again "yes";
@@ -197,8 +197,8 @@ messages! {
         19 Read {
             /// Which component.
             component: ComponentId,
-            /// The owner's epoch.
-            epoch: Epoch,
+            /// In this session.
+            session: Session,
             /// Which blocks.
             range: BlockRange,
         } => "owner to member" on [Data, Bulk] gets [Blocks] again "yes";
@@ -523,9 +523,9 @@ mod tests {
             },
             Request::Fence { object: ObjectId(1), component, epoch },
             Request::Attach { component, session, incomplete: None },
-            Request::Uncommitted { component, epoch, after: seq },
-            Request::Applied { component, epoch, ticket },
-            Request::Tickets { component, epoch, after: (ClientId(3), 9) },
+            Request::Uncommitted { component, session, after: seq },
+            Request::Applied { component, session, ticket },
+            Request::Tickets { component, session, after: (ClientId(3), 9) },
             Request::SetTickets {
                 component,
                 session,
@@ -535,10 +535,10 @@ mod tests {
             Request::Create { group: GroupId(4), component, spec },
             Request::Delete { component, epoch },
             Request::Grow { component, epoch, blocks: 1024 },
-            Request::Tags { component, epoch, chunk: 1 },
-            Request::ChunksSince { component, epoch, since: seq, first: 9 },
-            Request::Committed { component, epoch, seq },
-            Request::Reserve { component, epoch, chunk: 1 },
+            Request::Tags { component, session, chunk: 1 },
+            Request::ChunksSince { component, session, since: seq, first: 9 },
+            Request::Committed { component, session, seq },
+            Request::Reserve { component, session, chunk: 1 },
             Request::Append {
                 component,
                 session,
@@ -553,7 +553,7 @@ mod tests {
                     payload: vec![data.clone()],
                 },
             },
-            Request::Read { component, epoch, range },
+            Request::Read { component, session, range },
             copy_in(SetTickets::default()),
             client(4096, ClientIo::Read { len: 512 }),
             client(4096, ClientIo::Write { crcs, data: vec![data] }),

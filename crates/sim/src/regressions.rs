@@ -139,6 +139,21 @@ const TODAY: &[(u64, &str)] = &[
         1_795_679_699_503_893,
         "a copy that was put back as before its volume shrank kept the space of what was discarded",
     ),
+    (
+        1_795_828_957_603,
+        "batches that an opening had cut off lay behind its own, and were taken for damage by the \
+         next: the disk group was refused",
+    ),
+    (
+        1_795_828_970_072,
+        "a read waited for a connection while the copy became an older one, and was answered from \
+         that before it was up to date",
+    ),
+    (
+        1_795_828_954_221,
+        "a copied discard of a chunk that was new to a copy left no trace: a copy that came back \
+         later kept the bytes from before",
+    ),
 ];
 
 /// All of them: each seed, what was wrong, and how it was run.

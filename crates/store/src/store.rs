@@ -232,7 +232,8 @@ impl<W: World> Store<W> {
         let ends = [blocks.first(), blocks.last()].map(|b| b.map(|b| b.block / BLOCKS_PER_CHUNK));
         assert!(ends == [Some(chunk); 2], "a copy of chunk {chunk} has blocks of {ends:?}");
         let writes = blocks.iter().any(|b| b.tag.state == BlockState::Raw);
-        let discards = blocks.iter().all(|b| b.tag.state == BlockState::Absent);
+        // A copied discard leaves a trace, unlike a guest's (`State::apply`).
+        let discards = blocks.iter().all(|b| b.tag == BlockTag::default());
         // As one range, so that what is set aside covers each of its blocks.
         let range = BlockRange { start: chunk * BLOCKS_PER_CHUNK, count: 1 };
         state.reserve(local, range, writes, discards)?;

@@ -4,7 +4,7 @@ mod common;
 
 use atoll_format::id::{ClientId, ComponentId, Epoch, Seq, Session, Ticket};
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind};
-use atoll_store::check;
+use atoll_store::{Store, check};
 use atoll_world::Nanos;
 use atoll_world::components::{Components, Copy, CopyBlock, SetTickets, StoreError};
 use common::{
@@ -503,6 +503,46 @@ fn copies_of_other_members_overwrite_also_downwards_or_only_what_they_expect() {
         assert_eq!(tags[2], BlockTag::default());
         assert_eq!(tags[3].seq, Seq(2));
     });
+}
+
+/// A member that was away when a chunk was discarded learns of it from a copy that was made since.
+#[test]
+fn a_copied_discard_of_a_chunk_that_was_never_here_is_listed_as_a_change() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    let discard = |chunk: u32, seq| Copy {
+        chunk,
+        blocks: (chunk * 256..(chunk + 1) * 256)
+            .map(|block| CopyBlock {
+                block,
+                tag: BlockTag { seq: Seq(seq), state: BlockState::Absent, crc: 0 },
+                bytes: None,
+            })
+            .collect(),
+        only_if: None,
+        tickets: SetTickets::default(),
+    };
+    m.world.run(async {
+        let session = make(&store, 1, 1024).await.expect("made");
+        assert_eq!(store.copy_in(ID, session, discard(1, 50)).await, Ok(256));
+        assert_eq!(store.copy_in(ID, session, discard(2, 0)).await, Ok(256));
+        store
+            .append(ID, session, plain_op(OpKind::Discard, 60, 768, 256))
+            .await
+            .expect("discarded");
+    });
+    let listed = |store: &Store<common::TestWorld>, what: &str| {
+        assert_eq!(store.chunks_since(ID, Seq(49), 0, 9), Ok(vec![(1, Seq(50))]), "{what}");
+        assert_eq!(store.chunks_since(ID, Seq(50), 0, 9), Ok(vec![]), "{what}");
+        store.audit().expect("adds up");
+    };
+    listed(&store, "at once");
+    let images = m.crash(&mut Rng(0));
+    listed(&Machine::new(2, &images).store(), "from the log");
+    m.world.pass(Nanos::from_secs(65));
+    listed(&store, "at home");
+    let images = m.crash(&mut Rng(0));
+    listed(&Machine::new(3, &images).store(), "after a restart");
 }
 
 #[test]

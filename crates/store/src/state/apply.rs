@@ -261,7 +261,11 @@ impl State {
             || c.hot.get(&chunk).is_some_and(|h| {
                 !h.pending.is_empty() || h.whole.is_some() || !h.overlay.is_empty()
             });
-        if !touched && state == BlockState::Absent || is_forgotten(state) {
+        // A discard of what no member has ever had leaves no trace. One that is copied does: who
+        // was away has the bytes from before it, and learns from this copy what has changed since.
+        let is_copied = op.flags.get() & FLAG_FORCED != 0 && seq > Seq(0);
+        let leaves_trace = touched || state != BlockState::Absent || is_copied;
+        if !leaves_trace || is_forgotten(state) {
             return;
         }
         if !c.bad.is_empty() {
