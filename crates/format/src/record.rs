@@ -22,6 +22,8 @@ use serde::{Deserialize, Serialize};
 
 /// The version that this program writes and the only one that it reads.
 pub const RECORD_VERSION: u16 = 1;
+/// Most legs that a set of strips is spread over.
+pub const STRIPE_WIDTH_MAX: u8 = 12;
 /// The largest value of the directory, in bytes.
 pub const VALUE_MAX: usize = 64 << 10;
 
@@ -201,8 +203,11 @@ impl Policy {
                 self.failures_to_tolerate
             ));
         }
-        if !(1..=12).contains(&self.stripe_width) {
-            return Err(format!("stripe_width is {}, and must be 1 to 12", self.stripe_width));
+        if !(1..=STRIPE_WIDTH_MAX).contains(&self.stripe_width) {
+            return Err(format!(
+                "stripe_width is {}, and must be 1 to {STRIPE_WIDTH_MAX}",
+                self.stripe_width
+            ));
         }
         Ok(())
     }

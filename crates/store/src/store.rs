@@ -104,16 +104,18 @@ impl<W: World> Store<W> {
         if state.components.len() >= state.geometry.components_max as usize {
             return Err(StoreError::Full);
         }
-        // The device with the most room left if every component on it grew to its full size.
+        // The device with the most room left if every component on it grew to its full size, of
+        // those that are as large as this one.
         let devices = 0..state.capacity.devices();
         let usable = |device| i64::from(state.capacity.slots_usable(device));
         let mut room: Vec<i64> = devices.clone().map(usable).collect();
+        let chunks = i64::from(spec.blocks.div_ceil(BLOCKS_PER_CHUNK));
         for c in state.components.values() {
             room[usize::from(c.device)] -= i64::from(c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK));
         }
         let device = devices
             .filter(|&i| !state.capacity.has_failed(i))
-            .max_by_key(|&i| (room[i], std::cmp::Reverse(i)))
+            .max_by_key(|&i| (usable(i) >= chunks, room[i], std::cmp::Reverse(i)))
             .ok_or_else(|| StoreError::Failed("no capacity device is left".into()))?;
         let device = device as u8;
         let local = state.components.make(id, spec, device);

@@ -15,7 +15,7 @@ use atoll_format::record::{
 };
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, check_object_size};
 use atoll_object::message::{Reply, Request};
-use atoll_object::placement::{self, HostView};
+use atoll_object::placement::{self, HostView, Plan};
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
@@ -133,8 +133,8 @@ impl<W: World, S: Components> Node<W, S> {
             refused.iter().for_each(|place| place.apply(&mut hosts));
             placement::place(&hosts, &policy, size_bytes, prefer, id.0)
         };
-        let legs = match place() {
-            Ok(legs) => legs,
+        let Plan { policy, legs } = match place() {
+            Ok(plan) => plan,
             // What is known of space may be seconds old, and a disk group just made.
             Err(_) => {
                 self.refresh_statuses().await;

@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::transaction::ATTEMPTS_MAX;
 use crate::volume_lock::table::Lock;
 use crate::volume_view::VolumeView;
-use atoll_format::id::{ComponentId, ObjectId};
+use atoll_format::id::ObjectId;
 use atoll_format::record::{self, LockPurpose, ObjectRecord, key};
 use atoll_format::units::BLOCK;
 use atoll_object::{ObjectVolume, placement};
@@ -73,14 +73,7 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Refuses a growth for which there is no room, as [`Self::create_volume`] refuses the size.
     async fn check_growth(&self, view: &VolumeView, size_bytes: u64) -> Result<(), ManageError> {
-        let grow = || {
-            let statuses = self.0.statuses.borrow();
-            let used = |component: ComponentId| {
-                let all = statuses.values().filter_map(|(_, s)| s.components.get(&component));
-                all.copied().max().unwrap_or(0)
-            };
-            placement::grow(&self.0.objects.inventory(), &view.record, size_bytes, used)
-        };
+        let grow = || placement::grow(&self.0.objects.inventory(), &view.record, size_bytes);
         if grow().is_err() {
             // What is known of space may be seconds old.
             self.refresh_statuses().await;
