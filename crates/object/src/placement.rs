@@ -3,7 +3,8 @@
 //! Rules, in order:
 //! 1. **Domains.** The members of a leg are in different fault domains. Never broken.
 //! 2. **Room.** A component goes only where a device is as large as the component, where the group
-//!    has a free chunk for each, and where its table has room for one more. Never broken.
+//!    has a free chunk for each and what the policy reserves, and where its table has room for one
+//!    more. Never broken.
 //! 3. **Record.** The object's record stays below the directory's largest value in its longest
 //!    form, with members absent and resyncing in every leg: else losing a host could not be
 //!    recorded. Never broken.
@@ -149,6 +150,15 @@ pub enum Rule {
         /// Bytes of its longest form.
         bytes: usize,
     },
+    /// All volumes together would be promised more than the cluster's limit.
+    Promised {
+        /// Bytes that they could take on disks then, all copies.
+        promised_bytes: u64,
+        /// Bytes that exist.
+        exist_bytes: u64,
+        /// The limit, in percent of what exists.
+        limit_percent: u32,
+    },
 }
 
 /// Why nothing can go to a host.
@@ -216,8 +226,12 @@ pub enum Remedy {
     Tolerate(u8),
     /// A smaller object, of at most so many bytes.
     Shrink(u64),
-    /// Delete objects: fewer components.
+    /// Delete objects: fewer components, and less is promised.
     FewerObjects,
+    /// Disk groups of so many bytes in all.
+    MoreDisks(u64),
+    /// A limit of what is promised of so many percent.
+    RaiseLimit(u32),
 }
 
 /// Why an object (or one component) cannot be placed.
@@ -403,9 +417,17 @@ fn full_needs(policy: &Policy, size_bytes: u64) -> Vec<Need> {
     leg_bytes(policy, size_bytes).into_iter().map(|bytes| Need { bytes, free: bytes }).collect()
 }
 
-/// Of the components of each leg, at least.
+/// Of the components of each leg, at least: a chunk, and what the policy reserves.
 fn thin_needs(policy: &Policy, size_bytes: u64) -> Vec<Need> {
-    leg_bytes(policy, size_bytes).into_iter().map(|bytes| Need { bytes, free: CHUNK }).collect()
+    let need = |bytes| Need { bytes, free: reserve_bytes(policy, bytes).max(CHUNK) };
+    leg_bytes(policy, size_bytes).into_iter().map(need).collect()
+}
+
+/// What a policy reserves of a component of so many bytes, in whole chunks.
+pub fn reserve_bytes(policy: &Policy, bytes: u64) -> u64 {
+    let reserve = u128::from(bytes) * u128::from(policy.reserve_percent) / 100;
+    let reserve = u64::try_from(reserve).unwrap_or(bytes);
+    reserve.next_multiple_of(CHUNK).min(bytes)
 }
 
 /// The policy, and those that differ from it by more legs with smaller components.
@@ -451,12 +473,18 @@ fn check_placed(hosts: &[HostView], size_bytes: u64, prefer: Option<HostId>, pla
 
 /// Whether an object may grow to `size_bytes` where it is: the question that [`place`] asks of a
 /// new one, with the answer to where already given. Each of its groups must have a device as large
-/// as the largest of the components there.
+/// as the largest of the components there, and free what the policy reserves of them. `used` says
+/// how many bytes of that a component uses already.
 ///
 /// # Errors
 /// See [`Refusal`]. A place that cannot be asked (its host is down, its group has failed) has no
 /// room.
-pub fn grow(hosts: &[HostView], record: &ObjectRecord, size_bytes: u64) -> Result<(), Refusal> {
+pub fn grow(
+    hosts: &[HostView],
+    record: &ObjectRecord,
+    size_bytes: u64,
+    used: impl Fn(ComponentId) -> Option<u64>,
+) -> Result<(), Refusal> {
     check(&record.policy, size_bytes)?;
     let grown = ObjectRecord { size_bytes, ..record.clone() };
     let mut needed: BTreeMap<(HostId, GroupId), Need> = BTreeMap::new();
@@ -469,6 +497,8 @@ pub fn grow(hosts: &[HostView], record: &ObjectRecord, size_bytes: u64) -> Resul
         let nothing = Need { bytes: 0, free: 0 };
         let need = needed.entry((member.host, member.group)).or_insert(nothing);
         need.bytes = bytes.max(need.bytes);
+        let reserve = reserve_bytes(&record.policy, bytes);
+        need.free += reserve.saturating_sub(used(member.component).unwrap_or(0));
     }
     let mut excluded = Vec::new();
     for (&(id, group), &need) in &needed {
@@ -486,6 +516,14 @@ pub fn grow(hosts: &[HostView], record: &ObjectRecord, size_bytes: u64) -> Resul
     assert!(excluded.len() <= needed.len(), "{} places of {}", excluded.len(), needed.len());
     let (places, usable) = (needed.len(), needed.len() - excluded.len());
     let mut remedies = returning(&excluded);
+    let missing = excluded.iter().map(|e| match e.reason {
+        Reason::Full { free_bytes, needed_bytes } => needed_bytes - free_bytes,
+        _ => 0,
+    });
+    let missing: u64 = missing.sum();
+    if missing > 0 {
+        remedies.push(Remedy::AddBytes(missing));
+    }
     let small = excluded.iter().filter_map(|e| match e.reason {
         Reason::Small { device_bytes, .. } => Some(device_bytes),
         _ => None,
@@ -1204,6 +1242,10 @@ impl fmt::Display for Remedy {
             }
             Self::Shrink(bytes) => write!(f, "make it at most {}", iec(*bytes)),
             Self::FewerObjects => write!(f, "delete volumes that are not needed"),
+            Self::MoreDisks(bytes) => write!(f, "add disk groups of {} in all", iec(*bytes)),
+            Self::RaiseLimit(percent) => {
+                write!(f, "raise the limit: 'atoll cluster set --promised-limit {percent}'")
+            }
         }
     }
 }
@@ -1247,6 +1289,13 @@ impl fmt::Display for Refusal {
                 "its record in the directory could grow to {}, a value has at most {}",
                 iec(*bytes as u64),
                 iec(VALUE_MAX as u64)
+            )?,
+            Rule::Promised { promised_bytes, exist_bytes, limit_percent } => write!(
+                f,
+                "volumes could take {} on disks then, all copies together: {} exist, and the \
+                 limit is {limit_percent} % of that",
+                iec(*promised_bytes),
+                iec(*exist_bytes)
             )?,
         }
         let hosts: Vec<String> =
@@ -1354,6 +1403,7 @@ mod tests {
             method: Method::Mirror,
             stripe_width: width,
             iops_limit: 0,
+            reserve_percent: 0,
         }
     }
 
@@ -1494,6 +1544,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_policy_reserves_must_be_free() {
+        assert_eq!(reserve_bytes(&policy(1, 1), 9 * G), 0);
+        let reserve = |reserve_percent| Policy { reserve_percent, ..policy(1, 1) };
+        for (percent, bytes, expected) in [
+            (1, CHUNK, CHUNK),
+            (50, 3 * CHUNK, 2 * CHUNK),
+            (40, 10 * CHUNK, 4 * CHUNK),
+            (100, 7 * CHUNK, 7 * CHUNK),
+            (100, COMPONENT_MAX, COMPONENT_MAX),
+        ] {
+            assert_eq!(reserve_bytes(&reserve(percent), bytes), expected, "{percent} of {bytes}");
+        }
+        let hosts = cluster(&[[(90 * G, 20 * G)].as_slice(); 3]);
+        // 80 GiB need 40 GiB of each of two copies, or as much in more legs; there are 60.
+        for (percent, size, is_placed) in
+            [(0, 80, true), (25, 80, true), (37, 80, true), (38, 80, false), (100, 30, true)]
+        {
+            let placed = place(&hosts, &reserve(percent), size * G, None, 1);
+            assert_eq!(placed.is_ok(), is_placed, "{percent} % of {size} GiB: {placed:?}");
+        }
+        let refusal = place(&hosts, &reserve(100), 80 * G, None, 1).unwrap_err();
+        assert!(refusal.to_string().contains("with 80.0 GiB free, 0 have it"), "{refusal}");
+        // Of what it grows to, without what is used already.
+        let hosts = &hosts[..2];
+        let legs = place(hosts, &reserve(50), 30 * G, None, 1).expect("it fits").legs;
+        let record = object_on(&reserve(50), 30 * G, &legs);
+        assert_eq!(grow(hosts, &record, 40 * G, |_| None), Ok(()));
+        let refusal = grow(hosts, &record, 42 * G, |_| Some(0)).unwrap_err();
+        assert_eq!(refusal.remedies, [Remedy::AddBytes(2 * G)]);
+        assert_eq!(grow(hosts, &record, 42 * G, |_| Some(G)), Ok(()));
+    }
+
+    #[test]
     fn more_is_placed_where_less_is_promised() {
         let mut hosts = cluster(&[[(90 * G, 90 * G)].as_slice(); 4]);
         hosts[1].groups[0].unwritten_bytes = 9 * 90 * G;
@@ -1536,26 +1619,26 @@ mod tests {
         let legs = place(&hosts, &policy, 3 * G, None, 1).expect("it fits").legs;
         let record = object_on(&policy, 3 * G, &legs);
         assert!(place(&hosts, &policy, 200 * G, None, 1).is_err());
-        let said = grow(&hosts, &record, 200 * G).expect_err("too large").to_string();
+        let said = grow(&hosts, &record, 200 * G, |_| None).expect_err("too large").to_string();
         assert_eq!(
             said,
             "the volume stays in the 2 disk groups that hold it, and 0 have room for the new \
              size: host1 has disks of up to 8.0 GiB for a component of 200.0 GiB, host2 has disks \
              of up to 8.0 GiB for a component of 200.0 GiB; make it at most 8.0 GiB"
         );
-        assert_eq!(grow(&hosts, &record, 8 * G), Ok(()), "thin");
-        assert!(grow(&hosts, &record, 8 * G + BLOCK).is_err());
+        assert_eq!(grow(&hosts, &record, 8 * G, |_| None), Ok(()), "thin");
+        assert!(grow(&hosts, &record, 8 * G + BLOCK, |_| None).is_err());
         let mut fuller = hosts.clone();
         fuller[1].groups[0].device_bytes -= G / 2;
-        let said = grow(&fuller, &record, 8 * G).expect_err("one is small").to_string();
+        let said = grow(&fuller, &record, 8 * G, |_| None).expect_err("one is small").to_string();
         assert!(said.contains("and 1 has room") && said.contains("7.5 GiB"), "{said}");
         let mut lost = record.clone();
         let of = lost.legs[0].members.iter_mut().find(|m| m.host == fuller[1].id);
         of.expect("a copy").state = MemberState::Absent { since: Seq(0), at_ms: 0, lost: true };
-        assert_eq!(grow(&fuller, &lost, 8 * G), Ok(()), "made anew elsewhere");
+        assert_eq!(grow(&fuller, &lost, 8 * G, |_| None), Ok(()), "made anew elsewhere");
         let mut away = hosts.clone();
         away[1].alive = false;
-        let said = grow(&away, &record, 4 * G).expect_err("who knows?").to_string();
+        let said = grow(&away, &record, 4 * G, |_| None).expect_err("who knows?").to_string();
         assert!(said.contains("is down") && said.contains("bring back"), "{said}");
     }
 

@@ -16,6 +16,7 @@ use atoll_format::record::{
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, check_object_size};
 use atoll_object::message::{Reply, Request};
 use atoll_object::placement::{self, HostView, Plan};
+use atoll_object::promised::promised_bytes;
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
@@ -128,8 +129,9 @@ impl<W: World, S: Components> Node<W, S> {
         }
         let id = ObjectId(self.world().random());
         let prefer = prefer.or(Some(self.0.config.host));
+        let records = self.object_records().await?;
         let place = || {
-            let mut hosts = self.0.objects.inventory();
+            let mut hosts = self.unreserved(&records, None);
             refused.iter().for_each(|place| place.apply(&mut hosts));
             placement::place(&hosts, &policy, size_bytes, prefer, id.0)
         };
@@ -172,6 +174,7 @@ impl<W: World, S: Components> Node<W, S> {
             legs: legs.iter().map(|leg| LegRecord { members: members(leg) }).collect(),
             nonce: 0,
         };
+        self.check_promise(&records, promised_bytes(&record)).await?;
         let mut room = 0;
         for (leg, placed) in legs.iter().enumerate() {
             let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;

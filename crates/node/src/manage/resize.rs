@@ -10,6 +10,7 @@ use crate::volume_view::VolumeView;
 use atoll_format::id::ObjectId;
 use atoll_format::record::{self, LockPurpose, ObjectRecord, key};
 use atoll_format::units::BLOCK;
+use atoll_object::promised::promised_bytes;
 use atoll_object::{ObjectVolume, placement};
 use atoll_world::directory::{Directory, Entry};
 use atoll_world::{Components, Nanos, Volume, World, sometimes};
@@ -73,13 +74,20 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Refuses a growth for which there is no room, as [`Self::create_volume`] refuses the size.
     async fn check_growth(&self, view: &VolumeView, size_bytes: u64) -> Result<(), ManageError> {
-        let grow = || placement::grow(&self.0.objects.inventory(), &view.record, size_bytes);
+        let (record, objects) = (&view.record, &self.0.objects);
+        let records = self.object_records().await?;
+        let grow = || {
+            let hosts = self.unreserved(&records, Some(record.id));
+            placement::grow(&hosts, record, size_bytes, |component| objects.used_bytes(component))
+        };
         if grow().is_err() {
             // What is known of space may be seconds old.
             self.refresh_statuses().await;
             grow().map_err(ManageError::CannotPlace)?;
         }
-        Ok(())
+        let grown = ObjectRecord { size_bytes, ..record.clone() };
+        let more = promised_bytes(&grown) - promised_bytes(record);
+        self.check_promise(&records, more).await
     }
 
     /// A growth that its owner did not answer: done, or nobody knows.

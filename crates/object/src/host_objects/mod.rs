@@ -182,6 +182,11 @@ impl<W: World, S: Components> HostObjects<W, S> {
         self.0.ctx.inventory.borrow().clone()
     }
 
+    /// Bytes that a component uses, if that is known.
+    pub fn used_bytes(&self, component: ComponentId) -> Option<u64> {
+        self.0.ctx.used_bytes.borrow().get(&component).copied()
+    }
+
     /// Seconds that a member may be away before it is rebuilt elsewhere.
     pub fn set_repair_delay(&self, seconds: u32) {
         self.0.ctx.repair_delay_s.set(seconds);
