@@ -129,7 +129,7 @@ fn one_screen_of_status() {
          volumes          2 (0 degraded, 0 inaccessible)\n\
          used on disks    12.0 GiB of 24.0 GiB (50.0 %)\n\
          free on disks    11.0 GiB\n\
-         promised         36.0 GiB to volumes, all copies (150.0 % of the space, the limit is 1000 %)\n\
+         promised         36.0 GiB to volumes, all copies (150.0 % of the space, limit 1000 %)\n\
          read             0 IOPS  0.0 MB/s  -\n\
          write            800 IOPS  3.3 MB/s  1.5 ms\n\
          resync           1.5 GiB left, about 1h5m\n\

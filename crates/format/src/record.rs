@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 pub const RECORD_VERSION: u16 = 1;
 /// Most legs that a set of strips is spread over.
 pub const STRIPE_WIDTH_MAX: u8 = 12;
-/// The largest value of the directory, in bytes.
-pub const VALUE_MAX: usize = 64 << 10;
+/// The largest value of the directory, in bytes: the longest record of the largest object.
+pub const VALUE_MAX: usize = 256 << 10;
 
 /// Keys, in one place.
 pub mod key {

@@ -5,27 +5,26 @@
 //! 2. **Room.** A component goes only where a device is as large as the component, where the group
 //!    has a free chunk for each and what the policy reserves, and where its table has room for one
 //!    more. Never broken.
-//! 3. **Record.** The object's record stays below the directory's largest value in its longest
-//!    form, with members absent and resyncing in every leg: else losing a host could not be
-//!    recorded. Never broken.
-//! 4. **In full.** All components would fit if they were written in full now. (What others have not
+//! 3. **In full.** All components would fit if they were written in full now. (What others have not
 //!    written yet is not set aside.) When possible, also by more legs than the policy wants: each
 //!    has smaller components. Else the object is thin: it has room while others leave some.
-//! 5. **Rebuild.** After the loss of any one fault domain the rest has room to rebuild it. Kept
+//! 4. **Rebuild.** After the loss of any one fault domain the rest has room to rebuild it. Kept
 //!    when possible, else a warning.
-//! 6. **Near.** One member of each leg is on the host that uses the object. When possible.
-//! 7. **Spread.** The rest goes to disk groups in proportion to their free space, less where more
+//! 5. **Near.** One member of each leg is on the host that uses the object. When possible.
+//! 6. **Spread.** The rest goes to disk groups in proportion to their free space, less where more
 //!    is promised already; the seed decides where to begin, so that many objects share the groups
 //!    alike.
 //!
 //! Invariants: the same arguments give the same answer; a refusal under rules 1 and 2 means that
 //! there is no placement (beyond [`STEPS_MAX`] steps of search: that none was found, which takes
-//! a large object of unequal legs on a cluster that is almost full).
+//! a large object of unequal legs on a cluster that is almost full). Whatever the policy, the
+//! object's record stays below the directory's largest value in its longest form, with members
+//! absent and resyncing in every leg: else losing a host could not be recorded.
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{
     self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
-    RECORD_VERSION, STRIPE_WIDTH_MAX, VALUE_MAX, legs_needed,
+    RECORD_VERSION, STRIPE_WIDTH_MAX, legs_needed,
 };
 use atoll_format::units::{BLOCK, CHUNK, COMPONENT_MAX, OBJECT_MAX, iec};
 use std::cmp::Reverse;
@@ -35,8 +34,6 @@ use std::fmt;
 /// Groups looked at in one search. A search without dead ends takes about 2 x legs x groups of
 /// them: the largest object (252 legs) on the largest cluster (64 hosts of 4 groups) 130,000.
 pub const STEPS_MAX: usize = 1 << 20;
-/// The longest name of a volume that the record rule reckons with, in bytes.
-const NAME_MAX: usize = 255;
 
 /// A host as placement sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,11 +141,6 @@ pub enum Rule {
         places: usize,
         /// How many have room.
         usable: usize,
-    },
-    /// The object's record could grow beyond a value of the directory.
-    Record {
-        /// Bytes of its longest form.
-        bytes: usize,
     },
     /// All volumes together would be promised more than the cluster's limit.
     Promised {
@@ -435,8 +427,7 @@ fn spreads(policy: &Policy, size_bytes: u64) -> Vec<Policy> {
     let mut all = vec![policy.clone()];
     let most = size_bytes.div_ceil(CHUNK).min(u64::from(STRIPE_WIDTH_MAX)) as u8;
     let wider = policy.stripe_width + 1..=most;
-    let wider = wider.map(|stripe_width| Policy { stripe_width, ..policy.clone() });
-    all.extend(wider.filter(|policy| check(policy, size_bytes).is_ok()));
+    all.extend(wider.map(|stripe_width| Policy { stripe_width, ..policy.clone() }));
     all
 }
 
@@ -560,7 +551,9 @@ pub fn replacement(
     let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
     let whole = members.iter().filter(|m| m.state.is_active() && m.component != gone);
     let fullest = whole.filter_map(|m| used(m.component)).max();
-    let need = Need { bytes, free: fullest.map_or(bytes, |used| used.clamp(CHUNK, bytes)) };
+    let full = Need { bytes, free: bytes };
+    let least = fullest.map_or(bytes, |used| used.clamp(CHUNK, bytes));
+    let need = Need { bytes: least, free: least };
     // What its group has lost may be made anew in the same group, if that works again; what is
     // only away comes back there by itself.
     let old = members.iter().find(|m| m.component == gone);
@@ -574,7 +567,7 @@ pub fn replacement(
     let fitting = |p: &&Place| {
         p.takes(need, p.free) && Some(p.group.id) != was && !occupied.contains(&p.host.fault_domain)
     };
-    let rank = |p: &Place| (p.free < bytes, again(p));
+    let rank = |p: &Place| (!p.takes(full, p.free), again(p));
     let best = places
         .iter()
         .filter(fitting)
@@ -583,7 +576,7 @@ pub fn replacement(
         let others = || members.iter().filter(|m| m.component != gone);
         assert!(place.host.alive && place.group.healthy, "{:?} is in no state", place.group);
         assert!(place.group.free_bytes >= need.free, "{need:?} into {:?}", place.group);
-        assert!(place.group.device_bytes >= bytes, "{need:?} into {:?}", place.group);
+        assert!(place.group.device_bytes >= need.bytes, "{need:?} into {:?}", place.group);
         assert!(place.group.free_components > 0, "one more into {:?}", place.group);
         assert!(
             others().all(|m| domain_of(m.host) != Some(&place.host.fault_domain)),
@@ -626,7 +619,7 @@ pub fn replacement(
     Err(Refusal { rule, excluded, remedies })
 }
 
-/// What an administrator should know before a host is lost: rule 5, with the places a leg of
+/// What an administrator should know before a host is lost: rule 4, with the places a leg of
 /// `policy` needs.
 pub fn warnings(hosts: &[HostView], policy: &Policy) -> Vec<Warning> {
     let mut warnings = Vec::new();
@@ -920,8 +913,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What every group should leave free (rule 5), so that any other fault domain fits into what is left when
-/// it is lost: its share, by capacity, of what that domain holds.
+/// What every group should leave free (rule 4), so that any other fault domain fits into what is
+/// left when it is lost: its share, by capacity, of what that domain holds.
 fn rebuild_reserve(hosts: &[HostView]) -> BTreeMap<GroupId, u64> {
     let domains = domains(hosts);
     let capacity: u64 = domains.values().map(|d| d.capacity).sum();
@@ -991,22 +984,6 @@ fn check(policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
         );
         return refuse(Rule::Size(why), vec![]);
     }
-    let bytes = record_bytes(policy, size_bytes);
-    if bytes > VALUE_MAX {
-        // Halve until it fits, then say so much; a finer answer is of no use to anyone.
-        let mut fits = size_bytes;
-        while record_bytes(policy, fits) > VALUE_MAX {
-            fits = (fits / 16 * 15).next_multiple_of(CHUNK);
-        }
-        let fewer = (0..policy.failures_to_tolerate).rev().find(|&ftt| {
-            let policy = Policy { failures_to_tolerate: ftt, ..policy.clone() };
-            record_bytes(&policy, size_bytes) <= VALUE_MAX
-        });
-        let mut remedies = vec![Remedy::Shrink(fits)];
-        remedies.extend(fewer.filter(|&f| f > 0).map(Remedy::Tolerate));
-        assert!(0 < fits && fits < size_bytes, "{fits} bytes are to fit, {size_bytes} do not");
-        return refuse(Rule::Record { bytes }, remedies);
-    }
     Ok(())
 }
 
@@ -1016,7 +993,7 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
     ObjectRecord {
         version: RECORD_VERSION,
         id: ObjectId(u64::MAX),
-        name: "x".repeat(NAME_MAX),
+        name: String::new(),
         state: ObjectState::Deleting,
         size_bytes,
         policy: policy.clone(),
@@ -1026,26 +1003,6 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
         legs: vec![LegRecord { members: Vec::new() }; legs],
         nonce: u64::MAX,
     }
-}
-
-/// Bytes of the longest form of an object's record: all but one member of every leg absent, and
-/// one more being built.
-fn record_bytes(policy: &Policy, size_bytes: u64) -> usize {
-    let member = |state| MemberRecord {
-        component: ComponentId(u64::MAX),
-        host: HostId(u64::MAX),
-        group: GroupId(u64::MAX),
-        state,
-    };
-    let seq = Seq(atoll_format::units::SEQ_MAX);
-    let absent = MemberState::Absent { since: seq, at_ms: 10_000_000_000_000, lost: false };
-    let mut members = vec![member(MemberState::Active)];
-    members.extend(vec![member(absent); policy.members() - 1]);
-    if policy.members() > 1 {
-        members.push(member(MemberState::Resyncing { from: seq }));
-    }
-    let leg = record::encode(&LegRecord { members }).len() + 1;
-    record::encode(&blank(policy, size_bytes, 0)).len() + leg * legs_needed(policy, size_bytes)
 }
 
 /// Why so many more components (0: those that are there grow) with that need cannot go to one of
@@ -1283,12 +1240,6 @@ impl fmt::Display for Refusal {
                 plural(*places, "disk group"),
                 verb(*places, "holds", "hold"),
                 verb(*usable, "has", "have")
-            )?,
-            Rule::Record { bytes } => write!(
-                f,
-                "its record in the directory could grow to {}, a value has at most {}",
-                iec(*bytes as u64),
-                iec(VALUE_MAX as u64)
             )?,
             Rule::Promised { promised_bytes, exist_bytes, limit_percent } => write!(
                 f,
@@ -1610,6 +1561,9 @@ mod tests {
         let refusal = replacement(&hosts, &record, 0, gone, |_| None).unwrap_err();
         let small = Reason::Small { device_bytes: 29 * G, component_bytes: 30 * G };
         assert!(refusal.excluded.iter().any(|e| e.reason == small), "{refusal}");
+        // What is there fits: a copy comes before the room that it may take yet.
+        let place = replacement(&hosts, &record, 0, gone, |_| Some(29 * G));
+        assert_eq!(place, Ok((HostId(7), GroupId(70))));
     }
 
     #[test]
@@ -1658,29 +1612,46 @@ mod tests {
         }
     }
 
+    /// The worst that can come: every leg with members away and one being built.
     #[test]
-    fn an_object_whose_record_could_outgrow_the_directory_is_refused() {
-        let huge = cluster(&[[(OBJECT_MAX * 2, OBJECT_MAX * 2)].as_slice(); 4]);
-        let refusal = place(&huge, &policy(3, 1), OBJECT_MAX, None, 1).unwrap_err();
-        assert!(matches!(refusal.rule, Rule::Record { bytes } if bytes > VALUE_MAX), "{refusal}");
-        let Some(&Remedy::Shrink(fits)) = refusal.remedies.first() else { panic!("{refusal}") };
-        let legs = place(&huge, &policy(3, 1), fits, None, 1).expect("that fits").legs;
-        // The worst that can come: every leg with members away and one being built.
-        let mut record = object_on(&policy(3, 1), fits, &legs);
-        for leg in &mut record.legs {
-            let mut more = leg.members[0];
-            more.state = MemberState::Resyncing { from: Seq(atoll_format::units::SEQ_MAX) };
-            for member in &mut leg.members[1..] {
-                member.state = MemberState::Absent {
-                    since: Seq(atoll_format::units::SEQ_MAX),
-                    at_ms: 1_800_000_000_000,
-                    lost: true,
-                };
+    fn the_longest_record_of_the_largest_object_is_a_value_of_the_directory() {
+        use atoll_format::record::VALUE_MAX;
+        let seq = Seq(atoll_format::units::SEQ_MAX);
+        let member = |state| MemberRecord {
+            component: ComponentId(u64::MAX),
+            host: HostId(u64::MAX),
+            group: GroupId(u64::MAX),
+            state,
+        };
+        let absent = MemberState::Absent { since: seq, at_ms: 10_000_000_000_000, lost: true };
+        let mut most = 0;
+        // Names are shorter, and have nothing that is written as six bytes.
+        let name = "\u{1}".repeat(255);
+        for ftt in 0..=3 {
+            for width in 1..=STRIPE_WIDTH_MAX {
+                let policy =
+                    Policy { iops_limit: u32::MAX, reserve_percent: 100, ..policy(ftt, width) };
+                let mut members = vec![member(MemberState::Active)];
+                members.extend(vec![member(absent); ftt.into()]);
+                members.push(member(MemberState::Resyncing { from: seq }));
+                let mut record = blank(&policy, OBJECT_MAX, legs_needed(&policy, OBJECT_MAX));
+                record.legs.iter_mut().for_each(|leg| leg.members.clone_from(&members));
+                record.name.clone_from(&name);
+                most = most.max(record::encode(&record).len());
             }
-            leg.members.push(more);
         }
-        let len = record::encode(&record).len();
-        assert!(len <= VALUE_MAX && len > VALUE_MAX * 8 / 10, "{len}");
+        assert!(VALUE_MAX / 2 < most && most <= VALUE_MAX, "{most}");
+    }
+
+    #[test]
+    fn the_largest_object_is_placed_where_a_fraction_of_it_exists() {
+        let hosts = cluster(&[[(2 << 40, 2 << 40)].as_slice(); 3]);
+        for (ftt, legs) in [(1, 249), (2, 249)] {
+            let plan =
+                place(&hosts, &policy(ftt, 1), OBJECT_MAX, Some(HostId(2)), 1).expect("thin");
+            assert_eq!((plan.legs.len(), plan.policy), (legs, policy(ftt, 1)));
+            assert!(plan.legs.iter().all(|leg| leg.members[0].0 == HostId(2)));
+        }
     }
 
     #[test]
@@ -1806,11 +1777,11 @@ mod tests {
     fn the_largest_object_on_the_largest_cluster_is_placed() {
         let groups: [(u64, u64); 4] = [(3 << 40, 3 << 40); 4];
         let hosts = cluster(&[groups.as_slice(); 64]);
-        let legs = place(&hosts, &policy(1, 1), 36 << 40, Some(HostId(5)), 9).unwrap().legs;
-        assert_eq!(legs.len(), legs_needed(&policy(1, 1), 36 << 40));
+        let legs = place(&hosts, &policy(1, 1), OBJECT_MAX, Some(HostId(5)), 9).unwrap().legs;
+        assert_eq!(legs.len(), legs_needed(&policy(1, 1), OBJECT_MAX));
         assert!(legs.iter().all(|l| l.bytes <= COMPONENT_MAX));
         let total: u64 = legs.iter().map(|l| l.bytes).sum();
-        assert_eq!(total, 36 << 40);
+        assert_eq!(total, OBJECT_MAX);
     }
 
     #[test]
@@ -2084,7 +2055,7 @@ mod tests {
             };
             let fits = |host: &HostView, g: &GroupView| {
                 host.alive && g.healthy && g.id != gone.group
-                    && g.device_bytes >= bytes && g.room() >= need
+                    && g.device_bytes >= need && g.room() >= need
                     && &host.fault_domain != domain(stays.host)
             };
             let used = |component| {

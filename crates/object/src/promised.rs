@@ -1,9 +1,9 @@
 //! What volumes may take on disks in all, against the space that exists, and what of it is reserved
 //! for them: pure functions.
 //!
-//! Volumes are thin, so that more may be promised than there is. The limit keeps that within what an
-//! administrator can still make good. It is soft: of volumes that are made at the same time, each
-//! looks before the others are there.
+//! Volumes are thin, so that more may be promised than there is. The limit keeps that within what
+//! an administrator can still make good. It is soft: of volumes that are made at the same time,
+//! each looks before the others are there.
 
 use crate::placement::{HostView, Refusal, Remedy, Rule, reserve_bytes};
 use atoll_format::id::{ComponentId, GroupId};

@@ -142,7 +142,7 @@ pub fn status(out: &Out, status: &Status) -> String {
     let promised = match status.exist_bytes {
         0 => format!("{} to volumes, all copies", iec(status.promised_bytes)),
         exist_bytes => format!(
-            "{} to volumes, all copies ({} of the space, the limit is {} %)",
+            "{} to volumes, all copies ({} of the space, limit {} %)",
             iec(status.promised_bytes),
             percent(status.promised_bytes, exist_bytes),
             status.cluster.promised_limit_percent
