@@ -101,7 +101,7 @@ class Thin(Sparse):
         says = [r"fault domains? with 40.0 GiB free", "free or add"]
         self.refused("volume", "create", "b", "40GiB", "--policy", "db", says=says)
         self.refused("policy", "check", "db", "--size", "40GiB", says=[])
-        self.cluster.cli("volume", "create", "b", "10GiB", "--policy", "db")
+        self.cluster.cli("volume", "create", "b", "3GiB", "--policy", "db")
         self.cluster.cli("volume", "create", "thin", "40GiB", "--policy", self.policy)
         self.refused("volume", "resize", "b", "30GiB", says=["free or add"])
         self.cluster.cli("volume", "delete", "a", "--yes")

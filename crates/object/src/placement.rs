@@ -23,7 +23,7 @@
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{
-    self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
+    LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
     RECORD_VERSION, STRIPE_WIDTH_MAX, legs_needed,
 };
 use atoll_format::units::{BLOCK, CHUNK, COMPONENT_MAX, OBJECT_MAX, iec};
@@ -1615,7 +1615,7 @@ mod tests {
     /// The worst that can come: every leg with members away and one being built.
     #[test]
     fn the_longest_record_of_the_largest_object_is_a_value_of_the_directory() {
-        use atoll_format::record::VALUE_MAX;
+        use atoll_format::record::{VALUE_MAX, encode};
         let seq = Seq(atoll_format::units::SEQ_MAX);
         let member = |state| MemberRecord {
             component: ComponentId(u64::MAX),
@@ -1637,7 +1637,7 @@ mod tests {
                 let mut record = blank(&policy, OBJECT_MAX, legs_needed(&policy, OBJECT_MAX));
                 record.legs.iter_mut().for_each(|leg| leg.members.clone_from(&members));
                 record.name.clone_from(&name);
-                most = most.max(record::encode(&record).len());
+                most = most.max(encode(&record).len());
             }
         }
         assert!(VALUE_MAX / 2 < most && most <= VALUE_MAX, "{most}");

@@ -1,8 +1,11 @@
 //! Management of a cluster in virtual time: what an administrator asks for is what happens, also
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
-use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId};
-use atoll_format::record::{MemberState, ObjectState, Policy, key};
+use atoll_format::id::{ClusterId, ComponentId, Epoch, HostId, ObjectId};
+use atoll_format::record::{
+    self, ClusterRecord, MemberState, ObjectState, PROMISED_LIMIT_PERCENT, Policy, RECORD_VERSION,
+    key,
+};
 use atoll_node::{
     CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView,
     export_name, merge_events,
@@ -112,6 +115,16 @@ impl Hosts {
 
     /// Everything runs and knows everything.
     async fn up(&self) {
+        let cluster = ClusterRecord {
+            version: RECORD_VERSION,
+            id: ClusterId(1),
+            name: "test".into(),
+            repair_delay_s: 3600,
+            resync_floor_bytes: 0,
+            promised_limit_percent: PROMISED_LIMIT_PERCENT,
+        };
+        let changes = vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))];
+        self.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
         (0..self.machines.hosts()).for_each(|host| self.machines.start(host));
         self.wait(Nanos::from_secs(10)).await;
     }

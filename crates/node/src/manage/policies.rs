@@ -94,10 +94,10 @@ impl<W: World, S: Components> Node<W, S> {
     /// # Errors
     /// [`ManageError::CannotPlace`]: it could not. Others: it is not known.
     pub async fn check_policy(&self, policy: &Policy, size_bytes: u64) -> Result<(), ManageError> {
-        let records = self.object_records().await?;
-        let (hosts, here) = (self.unreserved(&records, None), Some(self.0.config.host));
+        let promises = self.promises().await?;
+        let (hosts, here) = (self.unreserved(&promises, None), Some(self.0.config.host));
         let plan = placement::place(&hosts, policy, size_bytes, here, 1);
         let copies = plan.map_err(ManageError::CannotPlace)?.policy.members();
-        self.check_promise(&records, size_bytes.saturating_mul(copies as u64)).await
+        self.check_promise(&promises, size_bytes.saturating_mul(copies as u64))
     }
 }

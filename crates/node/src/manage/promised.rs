@@ -9,8 +9,17 @@ use atoll_format::record::{
 };
 use atoll_object::placement::HostView;
 use atoll_object::promised::{self, Promised};
-use atoll_world::directory::{Compare, Directory, Entry, KeyChange};
+use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Txn};
 use atoll_world::{Components, World};
+use futures_util::future::join;
+
+/// What is promised, as the directory has it.
+pub(crate) struct Promises {
+    /// The records of all objects.
+    records: Vec<ObjectRecord>,
+    /// See [`Node::promised_limit`].
+    limit_percent: u32,
+}
 
 impl<W: World, S: Components> Node<W, S> {
     /// The limit of what may be promised, in percent of the space that exists.
@@ -40,7 +49,7 @@ impl<W: World, S: Components> Node<W, S> {
                 return Ok(());
             }
             cluster.promised_limit_percent = percent;
-            let txn = atoll_world::directory::Txn {
+            let txn = Txn {
                 compares: vec![Compare { key: key.clone(), modified }],
                 changes: vec![KeyChange::Put(key, record::encode(&cluster))],
             };
@@ -52,33 +61,28 @@ impl<W: World, S: Components> Node<W, S> {
         Err(ManageError::Conflict("cluster".into()))
     }
 
-    /// The records of all objects.
-    pub(crate) async fn object_records(&self) -> Result<Vec<ObjectRecord>, ManageError> {
-        let listing = self.world().directory().list(key::OBJECTS).await;
+    /// What is promised now.
+    pub(crate) async fn promises(&self) -> Result<Promises, ManageError> {
+        let objects = self.world().directory().list(key::OBJECTS);
+        let (listing, limit_percent) = join(objects, self.promised_limit()).await;
         let entries = listing.map_err(ManageError::Directory)?.entries;
         let decode = |entry: Entry| record::decode(&entry.key, &entry.value);
-        entries.into_iter().map(decode).collect::<Result<_, _>>().map_err(ManageError::Failed)
+        let records: Result<_, String> = entries.into_iter().map(decode).collect();
+        let records = records.map_err(ManageError::Failed)?;
+        Ok(Promises { records, limit_percent: limit_percent? })
     }
 
-    /// Refuses to promise so many bytes more than `records` are promised.
-    pub(crate) async fn check_promise(
-        &self,
-        records: &[ObjectRecord],
-        more: u64,
-    ) -> Result<(), ManageError> {
-        let limit = self.promised_limit().await?;
+    /// Refuses to promise so many bytes more.
+    pub(crate) fn check_promise(&self, promises: &Promises, more: u64) -> Result<(), ManageError> {
         let hosts = self.0.hosts.borrow();
-        let promised = Promised::of(records.iter(), hosts.values(), limit);
+        let Promises { records, limit_percent } = promises;
+        let promised = Promised::of(records.iter(), hosts.values(), *limit_percent);
         promised.check_more(more).map_err(ManageError::CannotPlace)
     }
 
     /// The hosts and their space without what is reserved for objects other than `but`.
-    pub(crate) fn unreserved(
-        &self,
-        records: &[ObjectRecord],
-        but: Option<ObjectId>,
-    ) -> Vec<HostView> {
-        let others = records.iter().filter(|record| Some(record.id) != but);
+    pub(crate) fn unreserved(&self, promises: &Promises, but: Option<ObjectId>) -> Vec<HostView> {
+        let others = promises.records.iter().filter(|record| Some(record.id) != but);
         let reserved = promised::reserved(others, |id| self.0.objects.used_bytes(id));
         let mut hosts = self.0.objects.inventory();
         promised::set_aside(&mut hosts, &reserved);

@@ -75,9 +75,9 @@ impl<W: World, S: Components> Node<W, S> {
     /// Refuses a growth for which there is no room, as [`Self::create_volume`] refuses the size.
     async fn check_growth(&self, view: &VolumeView, size_bytes: u64) -> Result<(), ManageError> {
         let (record, objects) = (&view.record, &self.0.objects);
-        let records = self.object_records().await?;
+        let promises = self.promises().await?;
         let grow = || {
-            let hosts = self.unreserved(&records, Some(record.id));
+            let hosts = self.unreserved(&promises, Some(record.id));
             placement::grow(&hosts, record, size_bytes, |component| objects.used_bytes(component))
         };
         if grow().is_err() {
@@ -87,7 +87,7 @@ impl<W: World, S: Components> Node<W, S> {
         }
         let grown = ObjectRecord { size_bytes, ..record.clone() };
         let more = promised_bytes(&grown) - promised_bytes(record);
-        self.check_promise(&records, more).await
+        self.check_promise(&promises, more)
     }
 
     /// A growth that its owner did not answer: done, or nobody knows.
