@@ -116,6 +116,7 @@ fn schemas() -> Value {
     add!(
         Status,
         Cluster,
+        ClusterPatch,
         Health,
         Host,
         Disk,

@@ -7,6 +7,7 @@
 pub enum Op {
     StatusShow,
     ClusterShow,
+    ClusterPatch,
     HealthShow,
     HostList,
     HostShow,
@@ -134,6 +135,14 @@ pub const ROUTES: &[Route] = &[
     get(Op::StatusShow, "/status", Item("Status"), "Health, space, load and resync at a glance")
         .query(&["scope"]),
     get(Op::ClusterShow, "/cluster", Item("Cluster"), "The cluster and its settings"),
+    change(
+        Op::ClusterPatch,
+        "PATCH",
+        "/cluster",
+        Some("ClusterPatch"),
+        Item("Cluster"),
+        "Change the settings of the cluster",
+    ),
     get(Op::HealthShow, "/health", Item("Health"), "Every check that did not pass")
         .query(&["scope"]),
     get(Op::HostList, "/hosts", List("Host"), "Hosts").query(&["scope"]),

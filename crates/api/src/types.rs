@@ -49,6 +49,10 @@ pub struct Status {
     /// than the capacity where more is promised than there is.
     #[serde(default)]
     pub promised_bytes: u64,
+    /// Space of all disk groups in use, those of hosts that do not answer included: what the
+    /// cluster's `promised_limit_percent` is of. 0: unknown, from an older release.
+    #[serde(default)]
+    pub exist_bytes: u64,
     /// Load of the hosts that answer, all volumes together.
     pub io: Io,
     /// Hosts that answer.
@@ -88,6 +92,20 @@ pub struct Cluster {
     pub repair_delay_s: u32,
     /// Floor of the resync rate, bytes per second and host.
     pub resync_floor_bytes: u64,
+    /// What volumes may take on disks in all, in percent of the space that exists: beyond, no
+    /// volume is made or grown. 0: unknown, from an older release.
+    #[serde(default)]
+    pub promised_limit_percent: u32,
+}
+
+/// A change of the cluster's settings; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterPatch {
+    /// What volumes may take on disks in all, in percent of the space that exists: 100 to
+    /// 1,000,000. It counts for volumes that are made or grown from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promised_limit_percent: Option<u32>,
 }
 
 /// How bad.
@@ -347,6 +365,10 @@ pub struct Policy {
     /// Ceiling in I/Os per second; 0: none.
     #[serde(default)]
     pub iops_limit: u32,
+    /// Part of each copy that must be free on disks when a volume is made or grown, in percent: 0
+    /// (thin) to 100. Free space that is reserved for one volume counts for no other.
+    #[serde(default)]
+    pub reserve_percent: u8,
 }
 
 fn mirror() -> Method {

@@ -8,9 +8,9 @@
 use atoll_api::Problem;
 use atoll_api::envelope::Missing;
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health, Host, Placement,
-    Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task,
-    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health,
+    Host, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session,
+    Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_format::id::HostId;
 use atoll_node::EventMark;
@@ -139,6 +139,11 @@ pub trait Control: Clone + Send + Sync + 'static {
 
     fn status(&self, scope: Scope) -> impl Future<Output = Collected<Status>> + Send;
     fn cluster(&self) -> impl Future<Output = ControlResult<Cluster>> + Send;
+    fn cluster_patch(
+        &self,
+        patch: ClusterPatch,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Cluster>> + Send;
     fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
     fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
     fn disks(&self, host: &str) -> impl Future<Output = ControlResult<Vec<Disk>>> + Send;

@@ -129,7 +129,7 @@ fn one_screen_of_status() {
          volumes          2 (0 degraded, 0 inaccessible)\n\
          used on disks    12.0 GiB of 24.0 GiB (50.0 %)\n\
          free on disks    11.0 GiB\n\
-         promised         36.0 GiB to volumes, all copies (150.0 % of the space)\n\
+         promised         36.0 GiB to volumes, all copies (150.0 % of the space, limit 1000 %)\n\
          read             0 IOPS  0.0 MB/s  -\n\
          write            800 IOPS  3.3 MB/s  1.5 ms\n\
          resync           1.5 GiB left, about 1h5m\n\
@@ -164,6 +164,8 @@ fn every_command_prints_something_sensible() {
     server.fake.event("host-down", "host host2 does not answer");
     for (words, expected) in [
         (&["host", "list"][..], "NAME   STATE  VERSION"),
+        (&["cluster", "show"], "promised limit  1000 % of the space"),
+        (&["cluster", "set", "--promised-limit", "1500"], "promised limit  1500 % of the space"),
         (&["host", "show", "host2"], "domain         rack2"),
         (&["disk", "list", "--host", "host1"], "ext4 file system"),
         (&["disk", "show", "/dev/a"], "state   foreign"),

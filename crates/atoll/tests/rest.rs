@@ -352,6 +352,7 @@ fn clients_that_say_nothing_keep_nobody_waiting() {
 fn example(name: &str) -> &'static str {
     match name {
         "DiskWipeRequest" => r#"{"path":"/dev/a","force":true}"#,
+        "ClusterPatch" => r#"{"promised_limit_percent":1500}"#,
         "GroupCreate" => r#"{"disks":["/dev/a"]}"#,
         "Policy" => r#"{"name":"p","failures_to_tolerate":1}"#,
         "PolicyCheckRequest" => r#"{"size_bytes":4096}"#,

@@ -1,7 +1,7 @@
 //! Every bound of the directory in one place, with the arithmetic that relates them.
 //!
 //! A cluster of 64 hosts and 20,000 volumes needs about 20,000 x (1 KiB object + 0.2 KiB name)
-//! = 24 MiB; the largest object record is `VALUE_MAX`.
+//! = 24 MiB; the largest object record, of 62 TiB, is `VALUE_MAX`.
 
 use atoll_world::Nanos;
 
@@ -12,7 +12,7 @@ pub const VALUE_MAX: usize = atoll_format::record::VALUE_MAX;
 /// Most changes in one transaction.
 pub const CHANGES_MAX: usize = 128;
 /// Most comparisons in one transaction; bounds the answer of a conflict.
-pub const COMPARES_MAX: usize = 128;
+pub const COMPARES_MAX: usize = 32;
 /// Keys and values of one transaction together, in bytes.
 pub const TXN_BYTES_MAX: usize = 4 << 20;
 /// All keys and values together, in bytes: above it no new key is taken. What exists may still be

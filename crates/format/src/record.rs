@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 
 /// The version that this program writes and the only one that it reads.
 pub const RECORD_VERSION: u16 = 1;
-/// The largest value of the directory, in bytes.
-pub const VALUE_MAX: usize = 64 << 10;
+/// Most legs that a set of strips is spread over.
+pub const STRIPE_WIDTH_MAX: u8 = 12;
+/// The largest value of the directory, in bytes: the longest record of the largest object.
+pub const VALUE_MAX: usize = 256 << 10;
 
 /// Keys, in one place.
 pub mod key {
@@ -90,6 +92,32 @@ pub struct ClusterRecord {
     pub repair_delay_s: u32,
     /// Floor of the resync rate, in bytes per second and host.
     pub resync_floor_bytes: u64,
+    /// What volumes may take on disks in all, in percent of the space that exists; see
+    /// [`check_promised_limit`].
+    #[serde(default = "promised_limit", skip_serializing_if = "is_promised_limit")]
+    pub promised_limit_percent: u32,
+}
+
+/// The limit of a cluster that has set none: ten times the space that exists.
+pub const PROMISED_LIMIT_PERCENT: u32 = 1000;
+
+fn promised_limit() -> u32 {
+    PROMISED_LIMIT_PERCENT
+}
+
+fn is_promised_limit(percent: &u32) -> bool {
+    *percent == PROMISED_LIMIT_PERCENT
+}
+
+/// Checks the range of [`ClusterRecord::promised_limit_percent`]: once to 10,000 times the space.
+///
+/// # Errors
+/// A sentence that names the value and its range.
+pub fn check_promised_limit(percent: u32) -> Result<(), String> {
+    match percent {
+        100..=1_000_000 => Ok(()),
+        _ => Err(format!("promised_limit_percent is {percent}, and must be 100 to 1000000")),
+    }
 }
 
 /// One host: who it is, where it listens, what it contributes.
@@ -170,6 +198,13 @@ pub struct Policy {
     /// Ceiling in I/Os per second; 0: none.
     #[serde(default)]
     pub iops_limit: u32,
+    /// Part of each component that must be free where it is placed, in percent: 0-100.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reserve_percent: u8,
+}
+
+fn is_zero(value: &u8) -> bool {
+    *value == 0
 }
 
 /// How redundancy is made.
@@ -182,8 +217,13 @@ pub enum Method {
 
 impl Policy {
     /// The policy of a volume that names none: two copies, one leg.
-    pub const DEFAULT: Self =
-        Self { failures_to_tolerate: 1, method: Method::Mirror, stripe_width: 1, iops_limit: 0 };
+    pub const DEFAULT: Self = Self {
+        failures_to_tolerate: 1,
+        method: Method::Mirror,
+        stripe_width: 1,
+        iops_limit: 0,
+        reserve_percent: 0,
+    };
 
     /// Members of each leg.
     pub fn members(&self) -> usize {
@@ -201,8 +241,17 @@ impl Policy {
                 self.failures_to_tolerate
             ));
         }
-        if !(1..=12).contains(&self.stripe_width) {
-            return Err(format!("stripe_width is {}, and must be 1 to 12", self.stripe_width));
+        if !(1..=STRIPE_WIDTH_MAX).contains(&self.stripe_width) {
+            return Err(format!(
+                "stripe_width is {}, and must be 1 to {STRIPE_WIDTH_MAX}",
+                self.stripe_width
+            ));
+        }
+        if self.reserve_percent > 100 {
+            return Err(format!(
+                "reserve_percent is {}, and must be 0 to 100",
+                self.reserve_percent
+            ));
         }
         Ok(())
     }
@@ -545,7 +594,9 @@ mod tests {
             name: "home".into(),
             repair_delay_s: 3600,
             resync_floor_bytes: 50_000_000,
+            promised_limit_percent: PROMISED_LIMIT_PERCENT,
         };
+        let generous = ClusterRecord { promised_limit_percent: 2500, ..cluster.clone() };
         let group = |id, shape, failure: &str| GroupRecord {
             id: GroupId(id),
             shape,
@@ -577,8 +628,13 @@ mod tests {
             method: Method::Mirror,
             stripe_width: 3,
             iops_limit: 500,
+            reserve_percent: 0,
         };
         let named = PolicyRecord { version, name: "gold".into(), policy: policy.clone() };
+        let reserved = PolicyRecord {
+            policy: Policy { reserve_percent: 40, ..policy.clone() },
+            ..named.clone()
+        };
         let volume = VolumeRecord {
             version,
             object: ObjectId(0xc1),
@@ -634,6 +690,8 @@ mod tests {
             (key::reaped(HostId(0xa1)), encode(&reaped)),
             (key::lock(lock.object), encode(&lock)),
             (key::stopped(HostId(0xa1)), encode(&stopped)),
+            (key::CLUSTER.into(), encode(&generous)),
+            (key::policy("gold"), encode(&reserved)),
         ]
     }
 

@@ -18,6 +18,7 @@ const NEXT_STEPS: &[(&str, &str)] = &[
     ("log-damage", "atoll disk list; replace the disk if it happens again"),
     ("log-full", "look for slow-device; fewer writes, or faster disks"),
     ("member-dropped", "atoll host list; it comes back by itself with its host"),
+    ("no-place", "bring the host back, or add a host or disks; it is then rebuilt by itself"),
     ("no-space", "free some, or add disks or hosts; atoll group list"),
     ("object-without-a-name", "nothing to do unless its volume is missed: then see host logs"),
     ("slow-device", "atoll disk list; look at the disk, replace it if it stays slow"),

@@ -12,10 +12,16 @@ pub struct GroupStatus {
     pub id: GroupId,
     /// Bytes in all.
     pub capacity_bytes: u64,
+    /// The most that one component can take, in bytes; none if the host is too old to say.
+    #[serde(default)]
+    pub device_bytes: Option<u64>,
     /// Bytes in use.
     pub used_bytes: u64,
     /// Bytes left.
     pub free_bytes: u64,
+    /// Bytes that its components may take yet, if they are written in full.
+    #[serde(default)]
+    pub unwritten_bytes: u64,
     /// Size of the write log.
     pub log_bytes: u64,
     /// Part of the log in use, 0 to 1.

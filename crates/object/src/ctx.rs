@@ -7,7 +7,7 @@
 use crate::events::{Event, EventLog};
 use crate::hedge::HedgePolicy;
 use crate::message::{Reply, Request};
-use crate::placement::{self, HostView};
+use crate::placement::{self, HostView, Refusal};
 use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
@@ -35,6 +35,8 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     pub events: EventLog,
     /// The hosts and their space, as known now.
     pub inventory: RefCell<Vec<HostView>>,
+    /// Bytes that components use, of all that are known.
+    pub used_bytes: RefCell<BTreeMap<ComponentId, u64>>,
     /// Seconds that a member may be away before it is rebuilt elsewhere.
     pub repair_delay_s: Cell<u32>,
     pub resync_paused: Cell<bool>,
@@ -60,6 +62,7 @@ impl<W: World, P: Protocol> Ctx<W, P> {
             hedge: HedgePolicy::default(),
             events: EventLog::default(),
             inventory: RefCell::default(),
+            used_bytes: RefCell::default(),
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
             resync_limit: Cell::new(0),
@@ -134,7 +137,8 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         record: &ObjectRecord,
         leg: usize,
         gone: ComponentId,
-    ) -> Option<(HostId, GroupId)> {
-        placement::replacement(&self.inventory.borrow(), record, leg, gone).ok()
+    ) -> Result<(HostId, GroupId), Refusal> {
+        let used = |component| self.used_bytes.borrow().get(&component).copied();
+        placement::replacement(&self.inventory.borrow(), record, leg, gone, used)
     }
 }

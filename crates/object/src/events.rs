@@ -51,6 +51,13 @@ pub enum Event {
         /// The member's host.
         host: HostId,
     },
+    /// A member is due to be rebuilt elsewhere, and there is no place: told once, tried on.
+    NoPlace {
+        /// Which object.
+        object: ObjectId,
+        /// Why, for people.
+        why: String,
+    },
     /// A block whose checksum did not match was rewritten from a good copy.
     BlockRepaired {
         /// Which object.

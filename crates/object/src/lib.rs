@@ -2,8 +2,8 @@
 //!
 //! The mirror protocol (rules R1-R22, `docs/mirror.md`) is here. Read from the ground up:
 //!
-//! - `limits`, `ranges`, `message`, `record_rules`, `placement`: bounds, range locks, what
-//!   goes over the wire, what a record keeps, where components go;
+//! - `limits`, `ranges`, `message`, `record_rules`, `placement`, `promised`: bounds, range
+//!   locks, what goes over the wire, what a record keeps, where components go, how much in all;
 //! - `events`, `hedge`, `ctx`, `failure`: what the owners of one host share, and what goes wrong;
 //! - `grants`, `member`: the members' half, which serves;
 //! - `member_client`: what members are asked, typed;
@@ -30,6 +30,7 @@ pub mod message;
 mod operation;
 mod owner;
 pub mod placement;
+pub mod promised;
 pub mod ranges;
 mod record_rules;
 mod takeover;

@@ -2,26 +2,29 @@
 //!
 //! Rules, in order:
 //! 1. **Domains.** The members of a leg are in different fault domains. Never broken.
-//! 2. **Room.** A component goes only where it would fit if it were written in full, together
-//!    with the object's other components there, and where the group's table has room for one more.
-//!    (Objects are thin: what others have not written yet is not set aside.) Never broken.
-//! 3. **Record.** The object's record stays below the directory's largest value in its longest
-//!    form, with members absent and resyncing in every leg: else losing a host could not be
-//!    recorded. Never broken.
+//! 2. **Room.** A component goes only where a device is as large as the component, where the group
+//!    has a free chunk for each and what the policy reserves, and where its table has room for one
+//!    more. Never broken.
+//! 3. **In full.** All components would fit if they were written in full now. (What others have not
+//!    written yet is not set aside.) When possible, also by more legs than the policy wants: each
+//!    has smaller components. Else the object is thin: it has room while others leave some.
 //! 4. **Rebuild.** After the loss of any one fault domain the rest has room to rebuild it. Kept
 //!    when possible, else a warning.
 //! 5. **Near.** One member of each leg is on the host that uses the object. When possible.
-//! 6. **Spread.** The rest goes to disk groups in proportion to their free space; the seed decides
-//!    where to begin, so that many objects share the groups alike.
+//! 6. **Spread.** The rest goes to disk groups in proportion to their free space, less where more
+//!    is promised already; the seed decides where to begin, so that many objects share the groups
+//!    alike.
 //!
 //! Invariants: the same arguments give the same answer; a refusal under rules 1 and 2 means that
 //! there is no placement (beyond [`STEPS_MAX`] steps of search: that none was found, which takes
-//! a large object of unequal legs on a cluster that is almost full).
+//! a large object of unequal legs on a cluster that is almost full). Whatever the policy, the
+//! object's record stays below the directory's largest value in its longest form, with members
+//! absent and resyncing in every leg: else losing a host could not be recorded.
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{
-    self, LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
-    RECORD_VERSION, VALUE_MAX, legs_needed,
+    LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
+    RECORD_VERSION, STRIPE_WIDTH_MAX, legs_needed,
 };
 use atoll_format::units::{BLOCK, CHUNK, COMPONENT_MAX, OBJECT_MAX, iec};
 use std::cmp::Reverse;
@@ -31,8 +34,6 @@ use std::fmt;
 /// Groups looked at in one search. A search without dead ends takes about 2 x legs x groups of
 /// them: the largest object (252 legs) on the largest cluster (64 hosts of 4 groups) 130,000.
 pub const STEPS_MAX: usize = 1 << 20;
-/// The longest name of a volume that the record rule reckons with, in bytes.
-const NAME_MAX: usize = 255;
 
 /// A host as placement sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +59,13 @@ pub struct GroupView {
     pub healthy: bool,
     /// Bytes that components may use in all.
     pub capacity_bytes: u64,
+    /// The most that one component can take, in bytes: its largest device has so much in all.
+    pub device_bytes: u64,
     /// Bytes that are not used; 0 also when that is not known.
     pub free_bytes: u64,
+    /// Bytes that the components in it may take yet, if they are written in full: there may be
+    /// less.
+    pub unwritten_bytes: u64,
     /// Components that can still be made in it: its table of them has an end, too.
     pub free_components: u32,
 }
@@ -69,6 +75,21 @@ impl GroupView {
     fn room(&self) -> u64 {
         if self.free_components == 0 { 0 } else { self.free_bytes }
     }
+
+    /// Whether a component of so many bytes could be made in it.
+    fn takes(&self, bytes: u64) -> bool {
+        self.room() >= CHUNK && self.device_bytes >= bytes
+    }
+}
+
+/// Where an object goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The policy that it was asked for, perhaps with a larger `stripe_width`: of more legs, each
+    /// has smaller components.
+    pub policy: Policy,
+    /// One for each leg that an object of that policy and size has.
+    pub legs: Vec<LegPlacement>,
 }
 
 /// Where one leg goes.
@@ -100,7 +121,7 @@ pub enum Rule {
         needed: usize,
         /// How many have it.
         usable: usize,
-        /// Bytes of one component.
+        /// Bytes that one component needs free.
         component_bytes: u64,
         /// Bytes that are missing, where least is missing.
         missing_bytes: u64,
@@ -109,7 +130,7 @@ pub enum Rule {
     Total {
         /// How many there are.
         components: usize,
-        /// Bytes of the largest.
+        /// Bytes that the largest needs free.
         component_bytes: u64,
         /// Bytes that are missing, at least.
         missing_bytes: u64,
@@ -121,10 +142,14 @@ pub enum Rule {
         /// How many have room.
         usable: usize,
     },
-    /// The object's record could grow beyond a value of the directory.
-    Record {
-        /// Bytes of its longest form.
-        bytes: usize,
+    /// All volumes together would be promised more than the cluster's limit.
+    Promised {
+        /// Bytes that they could take on disks then, all copies.
+        promised_bytes: u64,
+        /// Bytes that exist.
+        exist_bytes: u64,
+        /// The limit, in percent of what exists.
+        limit_percent: u32,
     },
 }
 
@@ -139,11 +164,18 @@ pub enum Reason {
     Failed,
     /// Its disk groups hold as many components as they can.
     Crowded,
+    /// No group has a device as large as the component.
+    Small {
+        /// The largest, in bytes.
+        device_bytes: u64,
+        /// Bytes of the component, if written in full.
+        component_bytes: u64,
+    },
     /// No group has room for the component.
     Full {
         /// The most that is free in one group.
         free_bytes: u64,
-        /// What one component needs.
+        /// What must be free.
         needed_bytes: u64,
     },
     /// Another member of the leg is in its fault domain.
@@ -178,16 +210,20 @@ pub enum Remedy {
     Return(Vec<String>),
     /// Add so many hosts, each a fault domain of its own.
     AddHosts(usize),
+    /// Disk groups with disks of so many bytes.
+    LargerDisks(u64),
     /// Free or add that much.
     AddBytes(u64),
     /// A policy that tolerates so many failures would do.
     Tolerate(u8),
-    /// A policy with this stripe width would do: its components are smaller.
-    Stripe(u8),
     /// A smaller object, of at most so many bytes.
     Shrink(u64),
-    /// Delete objects: fewer components.
+    /// Delete objects: fewer components, and less is promised.
     FewerObjects,
+    /// Disk groups of so many bytes in all.
+    MoreDisks(u64),
+    /// A limit of what is promised of so many percent.
+    RaiseLimit(u32),
 }
 
 /// Why an object (or one component) cannot be placed.
@@ -322,65 +358,114 @@ pub fn place(
     size_bytes: u64,
     prefer: Option<HostId>,
     seed: u64,
-) -> Result<Vec<LegPlacement>, Refusal> {
+) -> Result<Plan, Refusal> {
     check(policy, size_bytes)?;
-    let legs = leg_bytes(policy, size_bytes);
-    let places = Place::of(hosts, prefer, seed);
-    let reserve = rebuild_reserve(hosts);
-    // Rule 4 first; without it if it cannot be kept.
-    let careful: Vec<u64> =
-        places.iter().map(|p| p.free.saturating_sub(reserve[&p.group.id])).collect();
-    let all: Vec<u64> = places.iter().map(|p| p.free).collect();
-    let found = [careful, all]
-        .into_iter()
-        .find_map(|free| Search::run(&places, free, &legs, policy.members()));
-    let Some(chosen) = found else { return Err(refusal(hosts, policy, size_bytes)) };
-    let placed = |(members, bytes): (Vec<usize>, u64)| LegPlacement {
-        members: members.iter().map(|&p| (places[p].host.id, places[p].group.id)).collect(),
-        bytes,
-    };
-    let placed: Vec<LegPlacement> = chosen.into_iter().zip(legs).map(placed).collect();
-    check_placed(hosts, policy, size_bytes, prefer, &placed);
-    Ok(placed)
+    let plan = search(hosts, policy, size_bytes, prefer, seed);
+    let plan = plan.ok_or_else(|| refusal(hosts, policy, size_bytes))?;
+    check_placed(hosts, size_bytes, prefer, &plan);
+    Ok(plan)
 }
 
-/// The rules that are never broken, in other words than those that the search uses.
-fn check_placed(
+/// The best placement that there is: see the rules of this file.
+fn search(
     hosts: &[HostView],
     policy: &Policy,
     size_bytes: u64,
     prefer: Option<HostId>,
-    placed: &[LegPlacement],
-) {
-    assert_eq!(placed.len(), legs_needed(policy, size_bytes), "legs of {size_bytes} bytes");
-    let bytes: u64 = placed.iter().map(|leg| leg.bytes).sum();
+    seed: u64,
+) -> Option<Plan> {
+    let places = Place::of(hosts, prefer, seed);
+    let spare = rebuild_reserve(hosts);
+    let careful: Vec<u64> =
+        places.iter().map(|p| p.free.saturating_sub(spare[&p.group.id])).collect();
+    let all: Vec<u64> = places.iter().map(|p| p.free).collect();
+    let run = |policy: &Policy, free: &[u64], needs: fn(&Policy, u64) -> Vec<Need>| {
+        let needs = needs(policy, size_bytes);
+        let chosen = Search::run(&places, free.to_vec(), &needs, policy.members())?;
+        let placed = |(members, need): (Vec<usize>, Need)| LegPlacement {
+            members: members.iter().map(|&p| (places[p].host.id, places[p].group.id)).collect(),
+            bytes: need.bytes,
+        };
+        let legs = chosen.into_iter().zip(needs).map(placed).collect();
+        Some(Plan { policy: policy.clone(), legs })
+    };
+    let spreads = spreads(policy, size_bytes);
+    run(policy, &careful, full_needs)
+        .or_else(|| spreads.iter().find_map(|policy| run(policy, &all, full_needs)))
+        .or_else(|| spreads.iter().find_map(|policy| run(policy, &all, thin_needs)))
+}
+
+/// What one component asks of its place, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    /// What it takes if it is written in full: a device has so much in all.
+    bytes: u64,
+    /// What must be free now.
+    free: u64,
+}
+
+/// Of the components of each leg, to be written in full now.
+fn full_needs(policy: &Policy, size_bytes: u64) -> Vec<Need> {
+    leg_bytes(policy, size_bytes).into_iter().map(|bytes| Need { bytes, free: bytes }).collect()
+}
+
+/// Of the components of each leg, at least: a chunk, and what the policy reserves.
+fn thin_needs(policy: &Policy, size_bytes: u64) -> Vec<Need> {
+    let need = |bytes| Need { bytes, free: reserve_bytes(policy, bytes).max(CHUNK) };
+    leg_bytes(policy, size_bytes).into_iter().map(need).collect()
+}
+
+/// What a policy reserves of a component of so many bytes, in whole chunks.
+pub fn reserve_bytes(policy: &Policy, bytes: u64) -> u64 {
+    let reserve = u128::from(bytes) * u128::from(policy.reserve_percent) / 100;
+    let reserve = u64::try_from(reserve).unwrap_or(bytes);
+    reserve.next_multiple_of(CHUNK).min(bytes)
+}
+
+/// The policy, and those that differ from it by more legs with smaller components.
+fn spreads(policy: &Policy, size_bytes: u64) -> Vec<Policy> {
+    let mut all = vec![policy.clone()];
+    let most = size_bytes.div_ceil(CHUNK).min(u64::from(STRIPE_WIDTH_MAX)) as u8;
+    let wider = policy.stripe_width + 1..=most;
+    all.extend(wider.map(|stripe_width| Policy { stripe_width, ..policy.clone() }));
+    all
+}
+
+/// The rules that are never broken, in other words than those that the search uses.
+fn check_placed(hosts: &[HostView], size_bytes: u64, prefer: Option<HostId>, plan: &Plan) {
+    let Plan { policy, legs } = plan;
+    assert_eq!(legs.len(), legs_needed(policy, size_bytes), "legs of {size_bytes} bytes");
+    let bytes: u64 = legs.iter().map(|leg| leg.bytes).sum();
     assert!(bytes >= size_bytes, "{bytes} bytes in all for {size_bytes}");
-    let mut needed: BTreeMap<(HostId, GroupId), (u64, u32)> = BTreeMap::new();
-    for leg in placed {
+    let mut needed: BTreeMap<(HostId, GroupId), (u64, u64, u32)> = BTreeMap::new();
+    for (leg, need) in legs.iter().zip(thin_needs(policy, size_bytes)) {
         assert_eq!(leg.members.len(), policy.members(), "one member a copy: {leg:?}");
         let mut domains = BTreeSet::new();
         for &(id, group) in &leg.members {
             let host = hosts.iter().find(|host| host.id == id).expect("chosen among these");
             assert!(host.alive, "{} is down", host.name);
             assert!(domains.insert(&host.fault_domain), "two members in {}", host.fault_domain);
-            let (bytes, components) = needed.entry((id, group)).or_default();
-            (*bytes, *components) = (*bytes + leg.bytes, *components + 1);
+            let (largest, free, components) = needed.entry((id, group)).or_default();
+            *largest = leg.bytes.max(*largest);
+            (*free, *components) = (*free + need.free, *components + 1);
         }
         let others = &leg.members[1..];
         assert!(others.iter().all(|&(host, _)| Some(host) != prefer), "the near one is first");
     }
-    for (&(id, group), &(bytes, components)) in &needed {
+    for (&(id, group), &(largest, free, components)) in &needed {
         let host = hosts.iter().find(|host| host.id == id).expect("just looked at");
         let group = host.groups.iter().find(|g| g.id == group).expect("a group of that host");
         assert!(group.healthy, "group {} has failed", group.id);
-        assert!(bytes <= group.free_bytes, "{bytes} bytes into {group:?}");
+        assert!(largest <= group.device_bytes, "a component of {largest} bytes into {group:?}");
+        assert!(free <= group.free_bytes, "{free} bytes into {group:?}");
         assert!(components <= group.free_components, "{components} components into {group:?}");
     }
 }
 
 /// Whether an object may grow to `size_bytes` where it is: the question that [`place`] asks of a
-/// new one, with the answer to where already given. Each of its groups must have room for what the
-/// components there take, written in full. `used` says what a component uses already.
+/// new one, with the answer to where already given. Each of its groups must have a device as large
+/// as the largest of the components there, and free what the policy reserves of them. `used` says
+/// how many bytes of that a component uses already.
 ///
 /// # Errors
 /// See [`Refusal`]. A place that cannot be asked (its host is down, its group has failed) has no
@@ -389,30 +474,30 @@ pub fn grow(
     hosts: &[HostView],
     record: &ObjectRecord,
     size_bytes: u64,
-    used: impl Fn(ComponentId) -> u64,
+    used: impl Fn(ComponentId) -> Option<u64>,
 ) -> Result<(), Refusal> {
     check(&record.policy, size_bytes)?;
     let grown = ObjectRecord { size_bytes, ..record.clone() };
-    let mut needed: BTreeMap<(HostId, GroupId), u64> = BTreeMap::new();
+    let mut needed: BTreeMap<(HostId, GroupId), Need> = BTreeMap::new();
     for (leg, member) in grown.members() {
         // What is lost is made anew, in a place that has room for it then.
         if matches!(member.state, MemberState::Absent { lost: true, .. }) {
             continue;
         }
         let bytes = u64::from(grown.leg_chunks(leg)) * CHUNK;
-        let more = bytes.saturating_sub(used(member.component));
-        *needed.entry((member.host, member.group)).or_default() += more;
+        let nothing = Need { bytes: 0, free: 0 };
+        let need = needed.entry((member.host, member.group)).or_insert(nothing);
+        need.bytes = bytes.max(need.bytes);
+        let reserve = reserve_bytes(&record.policy, bytes);
+        need.free += reserve.saturating_sub(used(member.component).unwrap_or(0));
     }
-    let (mut excluded, mut missing) = (Vec::new(), 0);
-    for (&(id, group), &bytes) in &needed {
+    let mut excluded = Vec::new();
+    for (&(id, group), &need) in &needed {
         let host = hosts.iter().find(|host| host.id == id);
         let here: Vec<&GroupView> =
             host.iter().flat_map(|host| &host.groups).filter(|g| g.id == group).collect();
-        let reason = host.map_or(Some(Reason::Down), |host| unfit(host, &here, 0, bytes));
+        let reason = host.map_or(Some(Reason::Down), |host| unfit(host, &here, 0, need));
         let Some(reason) = reason else { continue };
-        if let Reason::Full { free_bytes, needed_bytes } = reason {
-            missing += needed_bytes - free_bytes;
-        }
         let name = host.map_or_else(|| id.to_string(), |host| host.name.clone());
         excluded.push(Excluded { host: id, name, reason });
     }
@@ -422,14 +507,33 @@ pub fn grow(
     assert!(excluded.len() <= needed.len(), "{} places of {}", excluded.len(), needed.len());
     let (places, usable) = (needed.len(), needed.len() - excluded.len());
     let mut remedies = returning(&excluded);
+    let missing = excluded.iter().map(|e| match e.reason {
+        Reason::Full { free_bytes, needed_bytes } => needed_bytes - free_bytes,
+        _ => 0,
+    });
+    let missing: u64 = missing.sum();
     if missing > 0 {
         remedies.push(Remedy::AddBytes(missing));
+    }
+    let small = excluded.iter().filter_map(|e| match e.reason {
+        Reason::Small { device_bytes, .. } => Some(device_bytes),
+        _ => None,
+    });
+    // Of several sets of legs, the full ones are the largest: then no other size would do.
+    let width = usize::from(record.policy.stripe_width);
+    if let Some(device_bytes) = small.min()
+        && record.legs.len() == width
+        && device_bytes >= CHUNK
+    {
+        remedies.push(Remedy::Shrink(device_bytes / CHUNK * CHUNK * width as u64));
     }
     Err(Refusal { rule: Rule::Grow { places, usable }, excluded, remedies })
 }
 
 /// Chooses a place where the component `gone` of leg `leg` can be rebuilt: outside the fault
-/// domains of the leg's other members, and not where it was.
+/// domains of the leg's other members, and not where it was. It needs what the fullest of the
+/// copies that are up to date uses, in bytes by `used` (none: that is not known of any, and it may
+/// be all), and goes to where all of it would fit when possible.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -441,9 +545,15 @@ pub fn replacement(
     record: &ObjectRecord,
     leg: usize,
     gone: ComponentId,
+    used: impl Fn(ComponentId) -> Option<u64>,
 ) -> Result<(HostId, GroupId), Refusal> {
     let members = &record.legs[leg].members;
     let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
+    let whole = members.iter().filter(|m| m.state.is_active() && m.component != gone);
+    let fullest = whole.filter_map(|m| used(m.component)).max();
+    let full = Need { bytes, free: bytes };
+    let least = fullest.map_or(bytes, |used| used.clamp(CHUNK, bytes));
+    let need = Need { bytes: least, free: least };
     // What its group has lost may be made anew in the same group, if that works again; what is
     // only away comes back there by itself.
     let old = members.iter().find(|m| m.component == gone);
@@ -455,16 +565,18 @@ pub fn replacement(
         members.iter().filter(|m| m.component != gone).filter_map(|m| domain_of(m.host)).collect();
     let places = Place::of(hosts, None, gone.0);
     let fitting = |p: &&Place| {
-        p.free >= bytes && Some(p.group.id) != was && !occupied.contains(&p.host.fault_domain)
+        p.takes(need, p.free) && Some(p.group.id) != was && !occupied.contains(&p.host.fault_domain)
     };
+    let rank = |p: &Place| (!p.takes(full, p.free), again(p));
     let best = places
         .iter()
         .filter(fitting)
-        .min_by(|a, b| again(a).cmp(&again(b)).then_with(|| a.score(0).total_cmp(&b.score(0))));
+        .min_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.score(0).total_cmp(&b.score(0))));
     if let Some(place) = best {
         let others = || members.iter().filter(|m| m.component != gone);
         assert!(place.host.alive && place.group.healthy, "{:?} is in no state", place.group);
-        assert!(place.group.free_bytes >= bytes, "{bytes} bytes into {:?}", place.group);
+        assert!(place.group.free_bytes >= need.free, "{need:?} into {:?}", place.group);
+        assert!(place.group.device_bytes >= need.bytes, "{need:?} into {:?}", place.group);
         assert!(place.group.free_components > 0, "one more into {:?}", place.group);
         assert!(
             others().all(|m| domain_of(m.host) != Some(&place.host.fault_domain)),
@@ -487,10 +599,10 @@ pub fn replacement(
         let reason = if occupied.contains(&host.fault_domain) {
             Reason::Occupied { domain: host.fault_domain.clone() }
         } else {
-            let Some(reason) = unfit(host, &here, 1, bytes) else { continue };
+            let Some(reason) = unfit(host, &here, 1, need) else { continue };
             if let Reason::Full { free_bytes, .. } = reason {
-                assert!(free_bytes < bytes, "{free_bytes} bytes are room for {bytes}");
-                missing = missing.min(bytes - free_bytes);
+                assert!(free_bytes < need.free, "{free_bytes} bytes are room for {need:?}");
+                missing = missing.min(need.free - free_bytes);
             }
             reason
         };
@@ -501,7 +613,7 @@ pub fn replacement(
         Rule::Domains { needed: 1, usable: 0 }
     } else {
         remedies.push(Remedy::AddBytes(missing));
-        Rule::Room { needed: 1, usable: 0, component_bytes: bytes, missing_bytes: missing }
+        Rule::Room { needed: 1, usable: 0, component_bytes: need.free, missing_bytes: missing }
     };
     remedies.push(Remedy::AddHosts(1));
     Err(Refusal { rule, excluded, remedies })
@@ -556,7 +668,7 @@ fn explain_leg(record: &ObjectRecord, hosts: &[HostView], leg: usize) -> LegExpl
             .collect();
         let group = host.and_then(|h| h.groups.iter().find(|g| g.id == member.group));
         let trouble = match (host, group) {
-            (Some(host), Some(group)) => unfit(host, &[group], 0, 0),
+            (Some(host), Some(group)) => unfit(host, &[group], 0, Need { bytes: 0, free: 0 }),
             (Some(_), None) => Some(Reason::Failed),
             (None, _) => Some(Reason::Down),
         };
@@ -601,7 +713,7 @@ fn why(
         .iter()
         .filter(|h| !others.contains(h.fault_domain.as_str()) && h.alive)
         .flat_map(|h| h.groups.iter().map(move |g| (h, g)))
-        .filter(|(_, g)| g.id == member.group || (g.healthy && g.room() >= bytes))
+        .filter(|(_, g)| g.id == member.group || (g.healthy && g.takes(bytes)))
         .collect();
     let own = hosts.iter().find(|h| h.id == member.host).map(|h| &h.fault_domain);
     if choice.iter().all(|(h, _)| Some(&h.fault_domain) == own) {
@@ -658,9 +770,16 @@ impl<'a> Place<'a> {
         places
     }
 
-    /// The group with the lowest comes next: in proportion to free space, like seats to votes.
+    /// Whether a component fits where so much is left free of the group.
+    fn takes(&self, need: Need, free: u64) -> bool {
+        free >= need.free && self.group.device_bytes >= need.bytes
+    }
+
+    /// The group with the lowest comes next: in proportion to free space, like seats to votes. Free
+    /// space counts by the part of it that is left to each byte that may be wanted of it.
     fn score(&self, taken: u32) -> f64 {
-        (f64::from(taken) + self.start) / self.free as f64
+        let (free, unwritten) = (self.free as f64, self.group.unwritten_bytes as f64);
+        (f64::from(taken) + self.start) * (1.0 + unwritten / free) / free
     }
 }
 
@@ -670,9 +789,9 @@ struct Search<'a> {
     free: Vec<u64>,
     /// Components chosen so far, by place.
     taken: Vec<u32>,
-    legs: &'a [u64],
-    /// The smallest of the legs from each on, for the bound.
-    least: Vec<u64>,
+    legs: &'a [Need],
+    /// The least that any of the legs from each on needs, for the bound.
+    least: Vec<Need>,
     copies: usize,
     domains: usize,
     chosen: Vec<Vec<usize>>,
@@ -683,28 +802,34 @@ impl<'a> Search<'a> {
     fn run(
         places: &'a [Place<'a>],
         free: Vec<u64>,
-        legs: &'a [u64],
+        legs: &'a [Need],
         copies: usize,
     ) -> Option<Vec<Vec<usize>>> {
-        assert!(copies > 0 && legs.iter().all(|&bytes| bytes > 0), "{copies} copies of {legs:?}");
+        assert!(copies > 0 && legs.iter().all(|need| need.free > 0), "{copies} of {legs:?}");
         assert_eq!(free.len(), places.len(), "what is free in each place");
         let mut least = legs.to_vec();
         for i in (1..least.len()).rev() {
-            least[i - 1] = least[i - 1].min(least[i]);
+            let (bytes, free) = (least[i].bytes, least[i].free);
+            least[i - 1].bytes = least[i - 1].bytes.min(bytes);
+            least[i - 1].free = least[i - 1].free.min(free);
         }
-        assert!(least.is_sorted() && least.first() == legs.iter().min(), "{least:?} of {legs:?}");
+        let of_all = legs.iter().map(|need| need.free).min();
+        assert!(least.is_sorted_by_key(|need| need.free), "{least:?} of {legs:?}");
+        assert_eq!(least.first().map(|need| need.free), of_all, "{least:?} of {legs:?}");
         let domains = places.iter().map(|p| p.domain + 1).max().unwrap_or(0);
         let taken = vec![0; places.len()];
         let chosen = Vec::new();
         let mut search =
             Self { places, free, taken, legs, least, copies, domains, chosen, steps: 0 };
         // Other hosts say what they have free: together it may be more than fits 64 bits.
-        let all = |free: &[u64]| free.iter().map(|&bytes| u128::from(bytes)).sum::<u128>();
+        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.map(u128::from).sum::<u128>();
+        let all = |free: &[u64]| sum(&mut free.iter().copied());
         let before = all(&search.free);
         let found = search.hopeful(0) && search.leg(0);
         // Whatever was tried and given up again has been given back.
         let taken: usize = search.taken.iter().map(|&n| n as usize).sum();
-        let used = if found { all(legs) * copies as u128 } else { 0 };
+        let needed = sum(&mut legs.iter().map(|need| need.free)) * copies as u128;
+        let used = if found { needed } else { 0 };
         assert_eq!(search.chosen.len(), if found { legs.len() } else { 0 }, "legs chosen");
         assert_eq!(taken, search.chosen.len() * copies, "components chosen");
         assert_eq!(before, all(&search.free) + used, "bytes chosen");
@@ -717,9 +842,11 @@ impl<'a> Search<'a> {
         let Some(&least) = self.least.get(leg) else { return true };
         let left = (self.legs.len() - leg) as u64;
         let mut slots = vec![0u64; self.domains];
-        for ((place, free), taken) in self.places.iter().zip(&self.free).zip(&self.taken) {
-            let entries = place.group.free_components - taken;
-            slots[place.domain] += (free / least).min(u64::from(entries));
+        for ((place, &free), taken) in self.places.iter().zip(&self.free).zip(&self.taken) {
+            if place.takes(least, free) {
+                let entries = place.group.free_components - taken;
+                slots[place.domain] += (free / least.free).min(u64::from(entries));
+            }
         }
         slots.into_iter().map(|s| s.min(left)).sum::<u64>() >= left * self.copies as u64
     }
@@ -730,9 +857,9 @@ impl<'a> Search<'a> {
     }
 
     fn leg(&mut self, leg: usize) -> bool {
-        let Some(&bytes) = self.legs.get(leg) else { return true };
+        let Some(&need) = self.legs.get(leg) else { return true };
         let mut order: Vec<usize> = (0..self.places.len())
-            .filter(|&p| self.free[p] >= bytes && self.has_entry(p))
+            .filter(|&p| self.places[p].takes(need, self.free[p]) && self.has_entry(p))
             .collect();
         self.steps += self.places.len();
         order.sort_by(|&a, &b| {
@@ -740,7 +867,7 @@ impl<'a> Search<'a> {
             key(a).partial_cmp(&key(b)).expect("scores are numbers")
         });
         let mut members = Vec::with_capacity(self.copies);
-        self.member(leg, bytes, &order, &mut members)
+        self.member(leg, need.free, &order, &mut members)
     }
 
     /// Chooses the members of a leg from `order` on, then all later legs.
@@ -786,8 +913,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What every group should leave free, so that any other fault domain fits into what is left when
-/// it is lost: its share, by capacity, of what that domain holds.
+/// What every group should leave free (rule 4), so that any other fault domain fits into what is
+/// left when it is lost: its share, by capacity, of what that domain holds.
 fn rebuild_reserve(hosts: &[HostView]) -> BTreeMap<GroupId, u64> {
     let domains = domains(hosts);
     let capacity: u64 = domains.values().map(|d| d.capacity).sum();
@@ -857,22 +984,6 @@ fn check(policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
         );
         return refuse(Rule::Size(why), vec![]);
     }
-    let bytes = record_bytes(policy, size_bytes);
-    if bytes > VALUE_MAX {
-        // Halve until it fits, then say so much; a finer answer is of no use to anyone.
-        let mut fits = size_bytes;
-        while record_bytes(policy, fits) > VALUE_MAX {
-            fits = (fits / 16 * 15).next_multiple_of(CHUNK);
-        }
-        let fewer = (0..policy.failures_to_tolerate).rev().find(|&ftt| {
-            let policy = Policy { failures_to_tolerate: ftt, ..policy.clone() };
-            record_bytes(&policy, size_bytes) <= VALUE_MAX
-        });
-        let mut remedies = vec![Remedy::Shrink(fits)];
-        remedies.extend(fewer.filter(|&f| f > 0).map(Remedy::Tolerate));
-        assert!(0 < fits && fits < size_bytes, "{fits} bytes are to fit, {size_bytes} do not");
-        return refuse(Rule::Record { bytes }, remedies);
-    }
     Ok(())
 }
 
@@ -882,7 +993,7 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
     ObjectRecord {
         version: RECORD_VERSION,
         id: ObjectId(u64::MAX),
-        name: "x".repeat(NAME_MAX),
+        name: String::new(),
         state: ObjectState::Deleting,
         size_bytes,
         policy: policy.clone(),
@@ -894,29 +1005,9 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
     }
 }
 
-/// Bytes of the longest form of an object's record: all but one member of every leg absent, and
-/// one more being built.
-fn record_bytes(policy: &Policy, size_bytes: u64) -> usize {
-    let member = |state| MemberRecord {
-        component: ComponentId(u64::MAX),
-        host: HostId(u64::MAX),
-        group: GroupId(u64::MAX),
-        state,
-    };
-    let seq = Seq(atoll_format::units::SEQ_MAX);
-    let absent = MemberState::Absent { since: seq, at_ms: 10_000_000_000_000, lost: false };
-    let mut members = vec![member(MemberState::Active)];
-    members.extend(vec![member(absent); policy.members() - 1]);
-    if policy.members() > 1 {
-        members.push(member(MemberState::Resyncing { from: seq }));
-    }
-    let leg = record::encode(&LegRecord { members }).len() + 1;
-    record::encode(&blank(policy, size_bytes, 0)).len() + leg * legs_needed(policy, size_bytes)
-}
-
-/// Why so many more components (0: those that are there grow), of `bytes` in all, cannot go to one
-/// of these groups of a host; none if they can.
-fn unfit(host: &HostView, groups: &[&GroupView], more: u32, bytes: u64) -> Option<Reason> {
+/// Why so many more components (0: those that are there grow) with that need cannot go to one of
+/// these groups of a host; none if they can.
+fn unfit(host: &HostView, groups: &[&GroupView], more: u32, need: Need) -> Option<Reason> {
     if !host.alive {
         return Some(Reason::Down);
     }
@@ -927,11 +1018,15 @@ fn unfit(host: &HostView, groups: &[&GroupView], more: u32, bytes: u64) -> Optio
     if healthy().next().is_none() {
         return Some(Reason::Failed);
     }
-    let open = healthy().filter(|g| g.free_components >= more);
-    let Some(free_bytes) = open.map(|g| g.free_bytes).max() else {
+    let open = || healthy().filter(|g| g.free_components >= more);
+    let Some(device_bytes) = open().map(|g| g.device_bytes).max() else {
         return Some(Reason::Crowded);
     };
-    (free_bytes < bytes).then_some(Reason::Full { free_bytes, needed_bytes: bytes })
+    let large = open().filter(|g| g.device_bytes >= need.bytes);
+    let Some(free_bytes) = large.map(|g| g.free_bytes).max() else {
+        return Some(Reason::Small { device_bytes, component_bytes: need.bytes });
+    };
+    (free_bytes < need.free).then_some(Reason::Full { free_bytes, needed_bytes: need.free })
 }
 
 fn sorted(hosts: &[HostView]) -> Vec<&HostView> {
@@ -949,9 +1044,16 @@ fn returning(excluded: &[Excluded]) -> Vec<Remedy> {
 
 /// Explains why no placement was found.
 fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
-    let legs = leg_bytes(policy, size_bytes);
     let needed = policy.members();
-    let component_bytes = legs.iter().copied().max().expect("an object has a leg");
+    // Told of the policy's own legs; where the disks are too small for them, of the most legs.
+    let device_bytes = device_of_each_copy(hosts, needed);
+    let spreads = spreads(policy, size_bytes);
+    let largest = |policy: &Policy| leg_bytes(policy, size_bytes).into_iter().max();
+    let told = spreads.iter().find(|policy| largest(policy) <= Some(device_bytes));
+    let needs = thin_needs(told.or(spreads.last()).unwrap_or(policy), size_bytes);
+    let bytes = needs.iter().map(|need| need.bytes).max().expect("an object has a leg");
+    let free = needs.iter().map(|need| need.free).max().expect("an object has a leg");
+    let need = Need { bytes, free };
     let mut excluded = Vec::new();
     let mut taking: BTreeSet<&str> = BTreeSet::new();
     let mut fitting: BTreeSet<&str> = BTreeSet::new();
@@ -959,7 +1061,7 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
     let mut short: BTreeMap<&str, u64> = BTreeMap::new();
     for host in sorted(hosts) {
         let groups: Vec<&GroupView> = host.groups.iter().collect();
-        let reason = unfit(host, &groups, 1, component_bytes);
+        let reason = unfit(host, &groups, 1, need);
         match &reason {
             None => {
                 fitting.insert(&host.fault_domain);
@@ -967,7 +1069,7 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
             }
             Some(Reason::Full { free_bytes, .. }) => {
                 taking.insert(&host.fault_domain);
-                let missing = component_bytes - free_bytes;
+                let missing = need.free - free_bytes;
                 let least = short.entry(&host.fault_domain).or_insert(missing);
                 *least = missing.min(*least);
             }
@@ -981,8 +1083,15 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
     if excluded.iter().any(|e| e.reason == Reason::Crowded) {
         remedies.push(Remedy::FewerObjects);
     }
+    let small = excluded.iter().any(|e| matches!(e.reason, Reason::Small { .. }));
+    if small && device_bytes > 0 {
+        remedies.push(Remedy::Shrink(device_bytes * u64::from(STRIPE_WIDTH_MAX)));
+    }
     let rule = if taking.len() < needed {
-        remedies.push(Remedy::AddHosts(needed - taking.len()));
+        remedies.push(match small {
+            true => Remedy::LargerDisks(bytes),
+            false => Remedy::AddHosts(needed - taking.len()),
+        });
         Rule::Domains { needed, usable: taking.len() }
     } else if fitting.len() < needed {
         let mut missing: Vec<u64> =
@@ -993,44 +1102,45 @@ fn refusal(hosts: &[HostView], policy: &Policy, size_bytes: u64) -> Refusal {
         assert!(missing.iter().all(|&bytes| bytes > 0), "a domain with room is not full");
         let missing_bytes = missing.iter().take(more).sum();
         remedies.push(Remedy::AddBytes(missing_bytes));
-        Rule::Room { needed, usable: fitting.len(), component_bytes, missing_bytes }
+        Rule::Room { needed, usable: fitting.len(), component_bytes: need.free, missing_bytes }
     } else {
-        let missing_bytes = missing_in_total(hosts, &legs, needed);
+        let missing_bytes = missing_in_total(hosts, need, needs.len(), needed);
         remedies.push(Remedy::AddBytes(missing_bytes));
-        Rule::Total { components: legs.len() * needed, component_bytes, missing_bytes }
+        let components = needs.len() * needed;
+        Rule::Total { components, component_bytes: need.free, missing_bytes }
     };
     // What else would do, tried and not guessed.
-    let would_do = |policy: &Policy| {
-        check(policy, size_bytes).is_ok() && {
-            let places = Place::of(hosts, None, 0);
-            let free = places.iter().map(|p| p.free).collect();
-            let legs = leg_bytes(policy, size_bytes);
-            Search::run(&places, free, &legs, policy.members()).is_some()
-        }
-    };
-    if !matches!(rule, Rule::Domains { .. }) {
-        let wider = (policy.stripe_width + 1..=12)
-            .find(|&width| would_do(&Policy { stripe_width: width, ..policy.clone() }));
-        remedies.extend(wider.map(Remedy::Stripe));
-    }
-    let fewer = (0..policy.failures_to_tolerate)
-        .rev()
-        .find(|&ftt| would_do(&Policy { failures_to_tolerate: ftt, ..policy.clone() }));
+    let fewer = (0..policy.failures_to_tolerate).rev().find(|&failures_to_tolerate| {
+        let policy = Policy { failures_to_tolerate, ..policy.clone() };
+        check(&policy, size_bytes).is_ok() && search(hosts, &policy, size_bytes, None, 0).is_some()
+    });
     remedies.extend(fewer.map(Remedy::Tolerate));
     Refusal { rule, excluded, remedies }
 }
 
+/// The largest component, in whole chunks, for which as many fault domains as there are copies
+/// have a device.
+fn device_of_each_copy(hosts: &[HostView], copies: usize) -> u64 {
+    let mut of_domain: BTreeMap<usize, u64> = BTreeMap::new();
+    for place in Place::of(hosts, None, 0) {
+        let most = of_domain.entry(place.domain).or_default();
+        *most = place.group.device_bytes.max(*most);
+    }
+    let mut devices: Vec<u64> = of_domain.into_values().collect();
+    devices.sort_unstable_by_key(|&bytes| Reverse(bytes));
+    devices.get(copies - 1).map_or(0, |bytes| (bytes / CHUNK * CHUNK).min(COMPONENT_MAX))
+}
+
 /// Bytes that are missing for all components, counted where whole components fit; at least one
 /// component's worth where only the arrangement fails.
-fn missing_in_total(hosts: &[HostView], legs: &[u64], copies: usize) -> u64 {
-    let largest = legs.iter().copied().max().unwrap_or(CHUNK);
+fn missing_in_total(hosts: &[HostView], largest: Need, legs: usize, copies: usize) -> u64 {
     let mut slots: BTreeMap<usize, u64> = BTreeMap::new();
-    for place in Place::of(hosts, None, 0) {
+    for place in Place::of(hosts, None, 0).iter().filter(|p| p.takes(largest, p.free)) {
         let entries = u64::from(place.group.free_components);
-        *slots.entry(place.domain).or_default() += (place.free / largest).min(entries);
+        *slots.entry(place.domain).or_default() += (place.free / largest.free).min(entries);
     }
-    let fit: u64 = slots.values().map(|&s| s.min(legs.len() as u64)).sum();
-    (legs.len() * copies).saturating_sub(fit as usize).max(1) as u64 * largest
+    let fit: u64 = slots.values().map(|&s| s.min(legs as u64)).sum();
+    (legs * copies).saturating_sub(fit as usize).max(1) as u64 * largest.free
 }
 
 /// splitmix64's finaliser.
@@ -1057,6 +1167,12 @@ impl fmt::Display for Reason {
             Self::NoGroups => write!(f, "has no disk group"),
             Self::Failed => write!(f, "has only failed disk groups"),
             Self::Crowded => write!(f, "holds as many components as its disk groups can"),
+            Self::Small { device_bytes, component_bytes } => write!(
+                f,
+                "has disks of up to {} for a component of {}",
+                iec(*device_bytes),
+                iec(*component_bytes)
+            ),
             Self::Full { free_bytes, needed_bytes } => write!(
                 f,
                 "has {} free in one disk group of the {} needed",
@@ -1076,13 +1192,17 @@ impl fmt::Display for Remedy {
             Self::Return(names) => write!(f, "bring back {}", names.join(", ")),
             Self::AddHosts(1) => write!(f, "add a host"),
             Self::AddHosts(n) => write!(f, "add {n} hosts"),
+            Self::LargerDisks(bytes) => write!(f, "add disks of at least {}", iec(*bytes)),
             Self::AddBytes(bytes) => write!(f, "free or add {}", iec(*bytes)),
             Self::Tolerate(ftt) => {
                 write!(f, "use a policy with failures_to_tolerate {ftt}")
             }
-            Self::Stripe(width) => write!(f, "use a policy with stripe_width {width}"),
             Self::Shrink(bytes) => write!(f, "make it at most {}", iec(*bytes)),
             Self::FewerObjects => write!(f, "delete volumes that are not needed"),
+            Self::MoreDisks(bytes) => write!(f, "add disk groups of {} in all", iec(*bytes)),
+            Self::RaiseLimit(percent) => {
+                write!(f, "raise the limit: 'atoll cluster set --promised-limit {percent}'")
+            }
         }
     }
 }
@@ -1109,7 +1229,7 @@ impl fmt::Display for Refusal {
             )?,
             Rule::Total { components, component_bytes, missing_bytes } => write!(
                 f,
-                "{} of up to {} do not fit together, {} are missing",
+                "{} of at least {} do not fit together, {} are missing",
                 plural(*components, "component"),
                 iec(*component_bytes),
                 iec(*missing_bytes)
@@ -1121,11 +1241,12 @@ impl fmt::Display for Refusal {
                 verb(*places, "holds", "hold"),
                 verb(*usable, "has", "have")
             )?,
-            Rule::Record { bytes } => write!(
+            Rule::Promised { promised_bytes, exist_bytes, limit_percent } => write!(
                 f,
-                "its record in the directory could grow to {}, a value has at most {}",
-                iec(*bytes as u64),
-                iec(VALUE_MAX as u64)
+                "volumes could take {} on disks then, all copies together: {} exist, and the \
+                 limit is {limit_percent} % of that",
+                iec(*promised_bytes),
+                iec(*exist_bytes)
             )?,
         }
         let hosts: Vec<String> =
@@ -1233,6 +1354,7 @@ mod tests {
             method: Method::Mirror,
             stripe_width: width,
             iops_limit: 0,
+            reserve_percent: 0,
         }
     }
 
@@ -1250,7 +1372,9 @@ mod tests {
                     id: GroupId((i as u64 + 1) * 10 + g as u64),
                     healthy: true,
                     capacity_bytes,
+                    device_bytes: capacity_bytes,
                     free_bytes,
+                    unwritten_bytes: 0,
                     free_components: u32::MAX,
                 })
                 .collect(),
@@ -1291,28 +1415,35 @@ mod tests {
              host3, or add a host, or use a policy with failures_to_tolerate 1"
         );
         hosts[2].alive = true;
-        hosts[1].groups[0].free_bytes = 10 * G;
-        hosts[2].groups[0].free_bytes = 3 * G;
+        hosts[1].groups[0].free_bytes = CHUNK / 2;
+        hosts[2].groups[0].free_bytes = 0;
         let refusal = place(&hosts, &policy(1, 1), 24 * G, None, 1).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "policy needs 2 fault domains with 24.0 GiB free, 1 has it and 14.0 GiB are missing: \
-             host2 has 10.0 GiB free in one disk group of the 24.0 GiB needed, host3 has 3.0 GiB \
-             free in one disk group of the 24.0 GiB needed; free or add 14.0 GiB, or use a policy \
-             with failures_to_tolerate 0"
+            "policy needs 2 fault domains with 1.0 MiB free, 1 has it and 512.0 KiB are missing: \
+             host2 has 512.0 KiB free in one disk group of the 1.0 MiB needed, host3 has 0 B free \
+             in one disk group of the 1.0 MiB needed; free or add 512.0 KiB, or use a policy with \
+             failures_to_tolerate 0"
         );
-        // Striping makes components that fit.
-        let refusal = place(&hosts, &policy(1, 1), 12 * G, None, 1).unwrap_err();
-        assert!(refusal.remedies.contains(&Remedy::Stripe(4)), "{refusal}");
-        assert!(place(&hosts, &policy(1, 4), 12 * G, None, 1).is_ok());
-        // Each component fits, all of them do not.
-        let hosts = cluster(&[&[(9 * G, 5 * G)], &[(9 * G, 5 * G)]]);
+        // Each component has a chunk, all of them do not.
+        let hosts = cluster(&[&[(9 * G, 2 * CHUNK)], &[(9 * G, 2 * CHUNK)]]);
         let refusal = place(&hosts, &policy(1, 3), 12 * G, None, 1).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "6 components of up to 4.0 GiB do not fit together, 16.0 GiB are missing; free or add \
-             16.0 GiB"
+            "6 components of at least 1.0 MiB do not fit together, 2.0 MiB are missing; free or \
+             add 2.0 MiB, or use a policy with failures_to_tolerate 0"
         );
+        // The disks are too small for it, however many legs it has.
+        let hosts = cluster(&[&[(9 * G, 5 * G)], &[(8 * G, 5 * G)], &[(7 * G, 5 * G)]]);
+        let refusal = place(&hosts, &policy(1, 1), 100 * G, None, 1).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "policy needs 2 fault domains for 2 copies, 1 is usable: host2 has disks of up to \
+             8.0 GiB for a component of 8.3 GiB, host3 has disks of up to 7.0 GiB for a component \
+             of 8.3 GiB; make it at most 96.0 GiB, or add disks of at least 8.3 GiB, or use a \
+             policy with failures_to_tolerate 0"
+        );
+        assert!(place(&hosts, &policy(1, 1), 96 * G, None, 1).is_ok());
         let mut hosts = cluster(&[&[(9 * G, 5 * G)], &[], &[(9 * G, 5 * G)], &[(9 * G, 5 * G)]]);
         hosts[2].groups[0].healthy = false;
         hosts[3].alive = false;
@@ -1325,35 +1456,143 @@ mod tests {
         );
     }
 
+    /// A volume that fits in full is placed as its policy says. One that fits with more legs gets
+    /// them. One that does not is thin, where the disks are large enough.
+    #[test]
+    fn a_volume_is_in_full_if_that_is_possible_then_spread_then_thin() {
+        let three = |capacity, free| {
+            let group = [(capacity * G, free * G)];
+            cluster(&[&group, &group, &group])
+        };
+        for (hosts, size, width, largest) in [
+            (three(45, 45), 30, 1, 30),
+            // 12 groups of a third each: 40 GiB on each host.
+            (three(45, 45), 60, 3, 20),
+            // Its components fit on the disks, and are thin.
+            (three(45, 1), 30, 1, 30),
+            (three(45, 1), 60, 2, 30),
+            (three(45, 45), 500, 12, 41),
+            // More than one set: the largest component there is.
+            (three(300, 1), 600, 1, 255),
+        ] {
+            let plan = place(&hosts, &policy(1, 1), size * G, None, 1).expect("a place");
+            assert_eq!(plan.policy, policy(1, width), "{size} GiB on {hosts:?}");
+            let most = plan.legs.iter().map(|leg| leg.bytes).max();
+            assert_eq!(most.map(|bytes| bytes / G), Some(largest), "{size} GiB on {hosts:?}");
+        }
+        // The same again and again: what is promised does not fill the groups.
+        let mut hosts = three(45, 45);
+        for seed in 0..40 {
+            for leg in place(&hosts, &policy(1, 1), 30 * G, None, seed).expect("thin").legs {
+                for (_, id) in leg.members {
+                    let mut groups = hosts.iter_mut().flat_map(|host| &mut host.groups);
+                    groups.find(|g| g.id == id).expect("known").unwritten_bytes += leg.bytes;
+                }
+            }
+        }
+        let promised: Vec<u64> = hosts.iter().map(|h| h.groups[0].unwritten_bytes / G).collect();
+        assert!(promised.iter().all(|gib| (600..1000).contains(gib)), "{promised:?}");
+    }
+
+    #[test]
+    fn what_a_policy_reserves_must_be_free() {
+        assert_eq!(reserve_bytes(&policy(1, 1), 9 * G), 0);
+        let reserve = |reserve_percent| Policy { reserve_percent, ..policy(1, 1) };
+        for (percent, bytes, expected) in [
+            (1, CHUNK, CHUNK),
+            (50, 3 * CHUNK, 2 * CHUNK),
+            (40, 10 * CHUNK, 4 * CHUNK),
+            (100, 7 * CHUNK, 7 * CHUNK),
+            (100, COMPONENT_MAX, COMPONENT_MAX),
+        ] {
+            assert_eq!(reserve_bytes(&reserve(percent), bytes), expected, "{percent} of {bytes}");
+        }
+        let hosts = cluster(&[[(90 * G, 20 * G)].as_slice(); 3]);
+        // 80 GiB need 40 GiB of each of two copies, or as much in more legs; there are 60.
+        for (percent, size, is_placed) in
+            [(0, 80, true), (25, 80, true), (37, 80, true), (38, 80, false), (100, 30, true)]
+        {
+            let placed = place(&hosts, &reserve(percent), size * G, None, 1);
+            assert_eq!(placed.is_ok(), is_placed, "{percent} % of {size} GiB: {placed:?}");
+        }
+        let refusal = place(&hosts, &reserve(100), 80 * G, None, 1).unwrap_err();
+        assert!(refusal.to_string().contains("with 80.0 GiB free, 0 have it"), "{refusal}");
+        // Of what it grows to, without what is used already.
+        let hosts = &hosts[..2];
+        let legs = place(hosts, &reserve(50), 30 * G, None, 1).expect("it fits").legs;
+        let record = object_on(&reserve(50), 30 * G, &legs);
+        assert_eq!(grow(hosts, &record, 40 * G, |_| None), Ok(()));
+        let refusal = grow(hosts, &record, 42 * G, |_| Some(0)).unwrap_err();
+        assert_eq!(refusal.remedies, [Remedy::AddBytes(2 * G)]);
+        assert_eq!(grow(hosts, &record, 42 * G, |_| Some(G)), Ok(()));
+    }
+
+    #[test]
+    fn more_is_placed_where_less_is_promised() {
+        let mut hosts = cluster(&[[(90 * G, 90 * G)].as_slice(); 4]);
+        hosts[1].groups[0].unwritten_bytes = 9 * 90 * G;
+        let mut times = [0; 4];
+        for seed in 0..1000 {
+            let plan = place(&hosts, &policy(1, 1), G, None, seed).expect("a place");
+            plan.legs[0].members.iter().for_each(|(host, _)| times[host.0 as usize - 1] += 1);
+        }
+        assert!((20..200).contains(&times[1]), "{times:?}");
+        assert!([0, 2, 3].iter().all(|&host| times[host] > 500), "{times:?}");
+    }
+
+    #[test]
+    fn a_component_is_no_larger_than_a_device() {
+        let mut hosts = cluster(&[[(90 * G, 90 * G)].as_slice(); 2]);
+        for host in &mut hosts {
+            host.groups[0].device_bytes = 30 * G;
+        }
+        let plan = place(&hosts, &policy(1, 1), 60 * G, None, 1).expect("on two devices");
+        assert_eq!(plan.policy.stripe_width, 2);
+        let record = object_on(&plan.policy, 60 * G, &plan.legs);
+        let refusal =
+            replacement(&hosts, &record, 0, record.legs[0].members[0].component, |_| None)
+                .unwrap_err();
+        assert_eq!(refusal.rule, Rule::Domains { needed: 1, usable: 0 });
+        hosts.extend(cluster(&[&[(90 * G, 90 * G)]]));
+        (hosts[2].id, hosts[2].name) = (HostId(7), "host7".into());
+        hosts[2].fault_domain = "host7".into();
+        (hosts[2].groups[0].id, hosts[2].groups[0].device_bytes) = (GroupId(70), 29 * G);
+        let gone = record.legs[0].members[0].component;
+        let refusal = replacement(&hosts, &record, 0, gone, |_| None).unwrap_err();
+        let small = Reason::Small { device_bytes: 29 * G, component_bytes: 30 * G };
+        assert!(refusal.excluded.iter().any(|e| e.reason == small), "{refusal}");
+        // What is there fits: a copy comes before the room that it may take yet.
+        let place = replacement(&hosts, &record, 0, gone, |_| Some(29 * G));
+        assert_eq!(place, Ok((HostId(7), GroupId(70))));
+    }
+
     #[test]
     fn growing_is_refused_where_making_it_of_that_size_would_be() {
-        const GIB: u64 = 1 << 30;
-        let hosts = cluster(&[&[(8 * GIB, 7 * GIB)], &[(8 * GIB, 7 * GIB)]]);
+        let hosts = cluster(&[&[(8 * G, 7 * G)], &[(8 * G, 7 * G)]]);
         let policy = policy(1, 1);
-        let legs = place(&hosts, &policy, 3 * GIB, None, 1).expect("it fits");
-        let record = object_on(&policy, 3 * GIB, &legs);
-        assert!(place(&hosts, &policy, 200 * GIB, None, 1).is_err());
-        let refusal = grow(&hosts, &record, 200 * GIB, |_| 0).expect_err("too large");
-        let said = refusal.to_string();
-        assert!(
-            said.contains("stays in the 2 disk groups that hold it, and 0 have room"),
-            "{said}"
+        let legs = place(&hosts, &policy, 3 * G, None, 1).expect("it fits").legs;
+        let record = object_on(&policy, 3 * G, &legs);
+        assert!(place(&hosts, &policy, 200 * G, None, 1).is_err());
+        let said = grow(&hosts, &record, 200 * G, |_| None).expect_err("too large").to_string();
+        assert_eq!(
+            said,
+            "the volume stays in the 2 disk groups that hold it, and 0 have room for the new \
+             size: host1 has disks of up to 8.0 GiB for a component of 200.0 GiB, host2 has disks \
+             of up to 8.0 GiB for a component of 200.0 GiB; make it at most 8.0 GiB"
         );
-        assert!(said.contains("free or add 386.0 GiB"), "{said}");
-        assert_eq!(grow(&hosts, &record, 7 * GIB, |_| 0), Ok(()));
-        assert!(grow(&hosts, &record, 8 * GIB, |_| 0).is_err());
-        assert_eq!(grow(&hosts, &record, 8 * GIB, |_| GIB), Ok(()), "it has taken 1 GiB of it");
+        assert_eq!(grow(&hosts, &record, 8 * G, |_| None), Ok(()), "thin");
+        assert!(grow(&hosts, &record, 8 * G + BLOCK, |_| None).is_err());
         let mut fuller = hosts.clone();
-        fuller[1].groups[0].free_bytes -= GIB / 2;
-        let said = grow(&fuller, &record, 7 * GIB, |_| 0).expect_err("one is full").to_string();
-        assert!(said.contains("and 1 has room") && said.contains("512.0 MiB"), "{said}");
+        fuller[1].groups[0].device_bytes -= G / 2;
+        let said = grow(&fuller, &record, 8 * G, |_| None).expect_err("one is small").to_string();
+        assert!(said.contains("and 1 has room") && said.contains("7.5 GiB"), "{said}");
         let mut lost = record.clone();
         let of = lost.legs[0].members.iter_mut().find(|m| m.host == fuller[1].id);
         of.expect("a copy").state = MemberState::Absent { since: Seq(0), at_ms: 0, lost: true };
-        assert_eq!(grow(&fuller, &lost, 7 * GIB, |_| 0), Ok(()), "made anew elsewhere");
+        assert_eq!(grow(&fuller, &lost, 8 * G, |_| None), Ok(()), "made anew elsewhere");
         let mut away = hosts.clone();
         away[1].alive = false;
-        let said = grow(&away, &record, 4 * GIB, |_| 0).expect_err("who knows?").to_string();
+        let said = grow(&away, &record, 4 * G, |_| None).expect_err("who knows?").to_string();
         assert!(said.contains("is down") && said.contains("bring back"), "{said}");
     }
 
@@ -1373,40 +1612,57 @@ mod tests {
         }
     }
 
+    /// The worst that can come: every leg with members away and one being built.
     #[test]
-    fn an_object_whose_record_could_outgrow_the_directory_is_refused() {
-        let huge = cluster(&[[(OBJECT_MAX * 2, OBJECT_MAX * 2)].as_slice(); 4]);
-        let refusal = place(&huge, &policy(3, 1), OBJECT_MAX, None, 1).unwrap_err();
-        assert!(matches!(refusal.rule, Rule::Record { bytes } if bytes > VALUE_MAX), "{refusal}");
-        let Some(&Remedy::Shrink(fits)) = refusal.remedies.first() else { panic!("{refusal}") };
-        let legs = place(&huge, &policy(3, 1), fits, None, 1).expect("that fits");
-        // The worst that can come: every leg with members away and one being built.
-        let mut record = object_on(&policy(3, 1), fits, &legs);
-        for leg in &mut record.legs {
-            let mut more = leg.members[0];
-            more.state = MemberState::Resyncing { from: Seq(atoll_format::units::SEQ_MAX) };
-            for member in &mut leg.members[1..] {
-                member.state = MemberState::Absent {
-                    since: Seq(atoll_format::units::SEQ_MAX),
-                    at_ms: 1_800_000_000_000,
-                    lost: true,
-                };
+    fn the_longest_record_of_the_largest_object_is_a_value_of_the_directory() {
+        use atoll_format::record::{VALUE_MAX, encode};
+        let seq = Seq(atoll_format::units::SEQ_MAX);
+        let member = |state| MemberRecord {
+            component: ComponentId(u64::MAX),
+            host: HostId(u64::MAX),
+            group: GroupId(u64::MAX),
+            state,
+        };
+        let absent = MemberState::Absent { since: seq, at_ms: 10_000_000_000_000, lost: true };
+        let mut most = 0;
+        // Names are shorter, and have nothing that is written as six bytes.
+        let name = "\u{1}".repeat(255);
+        for ftt in 0..=3 {
+            for width in 1..=STRIPE_WIDTH_MAX {
+                let policy =
+                    Policy { iops_limit: u32::MAX, reserve_percent: 100, ..policy(ftt, width) };
+                let mut members = vec![member(MemberState::Active)];
+                members.extend(vec![member(absent); ftt.into()]);
+                members.push(member(MemberState::Resyncing { from: seq }));
+                let mut record = blank(&policy, OBJECT_MAX, legs_needed(&policy, OBJECT_MAX));
+                record.legs.iter_mut().for_each(|leg| leg.members.clone_from(&members));
+                record.name.clone_from(&name);
+                most = most.max(encode(&record).len());
             }
-            leg.members.push(more);
         }
-        let len = record::encode(&record).len();
-        assert!(len <= VALUE_MAX && len > VALUE_MAX * 8 / 10, "{len}");
+        assert!(VALUE_MAX / 2 < most && most <= VALUE_MAX, "{most}");
+    }
+
+    #[test]
+    fn the_largest_object_is_placed_where_a_fraction_of_it_exists() {
+        let hosts = cluster(&[[(2 << 40, 2 << 40)].as_slice(); 3]);
+        for (ftt, legs) in [(1, 249), (2, 249)] {
+            let plan =
+                place(&hosts, &policy(ftt, 1), OBJECT_MAX, Some(HostId(2)), 1).expect("thin");
+            assert_eq!((plan.legs.len(), plan.policy), (legs, policy(ftt, 1)));
+            assert!(plan.legs.iter().all(|leg| leg.members[0].0 == HostId(2)));
+        }
     }
 
     #[test]
     fn the_using_host_holds_a_member_of_every_leg_while_it_can() {
         let hosts = cluster(&[&[(90 * G, 90 * G)], &[(40 * G, 20 * G)], &[(90 * G, 90 * G)]]);
         for seed in 0..50 {
-            let legs = place(&hosts, &policy(1, 4), 16 * G, Some(HostId(2)), seed).unwrap();
+            let legs = place(&hosts, &policy(1, 4), 16 * G, Some(HostId(2)), seed).unwrap().legs;
             assert!(legs.iter().all(|l| l.members[0].0 == HostId(2)));
         }
         // No room for all: the rest goes elsewhere.
-        let legs = place(&hosts, &policy(1, 8), 60 * G, Some(HostId(2)), 1).unwrap();
+        let legs = place(&hosts, &policy(1, 8), 60 * G, Some(HostId(2)), 1).unwrap().legs;
         let near = legs.iter().filter(|l| l.members[0].0 == HostId(2)).count();
         assert!((1..8).contains(&near), "{near}");
         // And a host that cannot is no reason to refuse.
@@ -1422,7 +1678,7 @@ mod tests {
         let mut hosts = cluster(&[full, full, full, &[(200 * G, 40 * G)]]);
         // host4 is the fullest (160): others keep 160 * 200 / 600 = 53 each.
         for seed in 0..20 {
-            let legs = place(&hosts, &policy(1, 1), 30 * G, None, seed).unwrap();
+            let legs = place(&hosts, &policy(1, 1), 30 * G, None, seed).unwrap().legs;
             assert!(legs[0].members.iter().all(|m| m.0 != HostId(4)), "it has nothing to spare");
         }
         assert_eq!(warnings(&hosts, &policy(1, 1)), []);
@@ -1484,8 +1740,8 @@ mod tests {
         for seed in 0..400 {
             let size = [2 * G, 10 * G, 20 * G][seed as usize % 3];
             let prefer = None;
-            let legs = place(&hosts, &policy(1, 1 + seed as u8 % 3), size, prefer, seed).unwrap();
-            for leg in legs {
+            let plan = place(&hosts, &policy(1, 1 + seed as u8 % 3), size, prefer, seed).unwrap();
+            for leg in plan.legs {
                 for (_, group) in leg.members {
                     let groups = hosts.iter_mut().flat_map(|h| &mut h.groups);
                     let group = groups.into_iter().find(|g| g.id == group).unwrap();
@@ -1508,7 +1764,7 @@ mod tests {
     #[test]
     fn a_striped_volume_uses_every_group_in_turn() {
         let hosts = cluster(&[[(90 * G, 90 * G); 2].as_slice(); 3]);
-        let legs = place(&hosts, &policy(1, 12), 24 * G, None, 7).unwrap();
+        let legs = place(&hosts, &policy(1, 12), 24 * G, None, 7).unwrap().legs;
         let mut per_group: BTreeMap<GroupId, u32> = BTreeMap::new();
         for (_, group) in legs.iter().flat_map(|l| &l.members) {
             *per_group.entry(*group).or_default() += 1;
@@ -1521,11 +1777,11 @@ mod tests {
     fn the_largest_object_on_the_largest_cluster_is_placed() {
         let groups: [(u64, u64); 4] = [(3 << 40, 3 << 40); 4];
         let hosts = cluster(&[groups.as_slice(); 64]);
-        let legs = place(&hosts, &policy(1, 1), 36 << 40, Some(HostId(5)), 9).unwrap();
-        assert_eq!(legs.len(), legs_needed(&policy(1, 1), 36 << 40));
+        let legs = place(&hosts, &policy(1, 1), OBJECT_MAX, Some(HostId(5)), 9).unwrap().legs;
+        assert_eq!(legs.len(), legs_needed(&policy(1, 1), OBJECT_MAX));
         assert!(legs.iter().all(|l| l.bytes <= COMPONENT_MAX));
         let total: u64 = legs.iter().map(|l| l.bytes).sum();
-        assert_eq!(total, 36 << 40);
+        assert_eq!(total, OBJECT_MAX);
     }
 
     #[test]
@@ -1539,13 +1795,14 @@ mod tests {
         let legs = [LegPlacement { members: vec![place_at(1, 10), place_at(2, 20)], bytes: 8 * G }];
         let record = object_on(&policy(1, 1), 8 * G, &legs);
         let gone = record.legs[0].members[1].component;
+        let unknown = |_| None;
         // The other group of the same host is a new place.
-        assert_eq!(replacement(&hosts, &record, 0, gone), Ok(place_at(2, 21)));
+        assert_eq!(replacement(&hosts, &record, 0, gone, unknown), Ok(place_at(2, 21)));
         hosts[2].groups[0].free_bytes = 80 * G;
         hosts[1].alive = false;
-        assert_eq!(replacement(&hosts, &record, 0, gone), Ok(place_at(3, 30)));
+        assert_eq!(replacement(&hosts, &record, 0, gone, unknown), Ok(place_at(3, 30)));
         hosts[2].groups[0].free_bytes = 2 * G;
-        let refusal = replacement(&hosts, &record, 0, gone).unwrap_err();
+        let refusal = replacement(&hosts, &record, 0, gone, unknown).unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "policy needs 1 fault domain with 8.0 GiB free, 0 have it and 6.0 GiB are missing: \
@@ -1553,8 +1810,24 @@ mod tests {
              2.0 GiB free in one disk group of the 8.0 GiB needed; bring back host2, or free or \
              add 6.0 GiB, or add a host"
         );
+        // What the copy that stays uses is enough; what is gone says nothing.
+        let stays = record.legs[0].members[0].component;
+        let uses = |bytes| move |component| Some(if component == stays { bytes } else { 9 * G });
+        assert_eq!(replacement(&hosts, &record, 0, gone, uses(2 * G)), Ok(place_at(3, 30)));
+        assert_eq!(replacement(&hosts, &record, 0, gone, uses(0)), Ok(place_at(3, 30)));
+        let refusal = replacement(&hosts, &record, 0, gone, uses(2 * G + CHUNK)).unwrap_err();
+        assert!(refusal.remedies.contains(&Remedy::AddBytes(CHUNK)), "{refusal}");
+        // And yet it goes to where all of it has room, if there is such a place.
+        hosts[1].alive = true;
+        hosts[1].groups[1].free_bytes = 8 * G;
+        hosts[2].groups[0].free_bytes = 8 * G - CHUNK;
+        hosts[1].groups[1].unwritten_bytes = 80 * G;
+        assert_eq!(replacement(&hosts, &record, 0, gone, uses(0)), Ok(place_at(2, 21)));
+        hosts[1].groups[1].free_bytes = 7 * G;
+        assert_eq!(replacement(&hosts, &record, 0, gone, uses(0)), Ok(place_at(3, 30)));
         hosts.truncate(2);
-        let refusal = replacement(&hosts, &record, 0, gone).unwrap_err();
+        hosts[1].alive = false;
+        let refusal = replacement(&hosts, &record, 0, gone, unknown).unwrap_err();
         assert_eq!(refusal.rule, Rule::Domains { needed: 1, usable: 0 });
     }
 
@@ -1616,25 +1889,25 @@ mod tests {
     }
 
     /// Whether there is any placement: every way to choose, without any order or bound.
-    fn possible(hosts: &[HostView], legs: &[u64], copies: usize) -> bool {
+    fn possible(hosts: &[HostView], legs: &[Need], copies: usize) -> bool {
         fn choose(
-            groups: &[&String],
+            groups: &[(&String, u64)],
             free: &mut Vec<(u64, u32)>,
-            legs: &[u64],
+            legs: &[Need],
             copies: usize,
             members: &mut Vec<usize>,
         ) -> bool {
-            let Some((&bytes, rest)) = legs.split_first() else { return true };
+            let Some((&need, rest)) = legs.split_first() else { return true };
             if members.len() == copies {
                 return choose(groups, free, rest, copies, &mut Vec::new());
             }
             for g in members.last().map_or(0, |l| l + 1)..groups.len() {
                 let (room, entries) = free[g];
-                let is_near = members.iter().any(|&m| groups[m] == groups[g]);
-                if room < bytes || entries == 0 || is_near {
+                let is_near = members.iter().any(|&m| groups[m].0 == groups[g].0);
+                if room < need.free || groups[g].1 < need.bytes || entries == 0 || is_near {
                     continue;
                 }
-                free[g] = (room - bytes, entries - 1);
+                free[g] = (room - need.free, entries - 1);
                 members.push(g);
                 let found = choose(groups, free, legs, copies, members);
                 members.pop();
@@ -1645,12 +1918,13 @@ mod tests {
             }
             false
         }
-        let (groups, mut free): (Vec<&String>, Vec<(u64, u32)>) = hosts
+        type Groups<'a> = Vec<(&'a String, u64)>;
+        let (groups, mut free): (Groups<'_>, Vec<(u64, u32)>) = hosts
             .iter()
             .filter(|h| h.alive)
             .flat_map(|h| h.groups.iter().map(|g| (&h.fault_domain, g)))
             .filter(|(_, g)| g.healthy)
-            .map(|(domain, g)| (domain, (g.free_bytes, g.free_components)))
+            .map(|(domain, g)| ((domain, g.device_bytes), (g.free_bytes, g.free_components)))
             .unzip();
         choose(&groups, &mut free, legs, copies, &mut Vec::new())
     }
@@ -1666,7 +1940,9 @@ mod tests {
                     id: GroupId(i as u64 * 10 + g as u64),
                     healthy: health > 0,
                     capacity_bytes: (free + used) * CHUNK,
+                    device_bytes: (free + used) * CHUNK,
                     free_bytes: free * CHUNK,
+                    unwritten_bytes: free * used * CHUNK,
                     free_components: entries,
                 };
                 HostView {
@@ -1694,41 +1970,46 @@ mod tests {
         ) {
             let policy = policy(ftt, width);
             let size = chunks * CHUNK;
-            let legs = leg_bytes(&policy, size);
             let placed = place(&hosts, &policy, size, prefer.map(HostId), seed);
+            let copies = policy.members();
+            let can = |policy: &Policy, needs: fn(&Policy, u64) -> Vec<Need>| {
+                possible(&hosts, &needs(policy, size), copies)
+            };
             match &placed {
-                Ok(placed) => {
+                Ok(Plan { policy: spread, legs: placed }) => {
+                    // In full if any placement is; with as few legs as do.
+                    let same = spreads(&policy, size);
+                    let full = same.iter().find(|policy| can(policy, full_needs));
+                    let thin = same.iter().find(|policy| can(policy, thin_needs));
+                    prop_assert_eq!(Some(spread), full.or(thin));
+                    let needs = if full.is_some() { full_needs } else { thin_needs };
+                    let needs = needs(spread, size);
                     let mut free: BTreeMap<GroupId, (u64, u32)> = BTreeMap::new();
-                    prop_assert_eq!(placed.len(), legs.len());
-                    for (leg, &bytes) in placed.iter().zip(&legs) {
-                        prop_assert_eq!(leg.bytes, bytes);
-                        prop_assert_eq!(leg.members.len(), policy.members());
+                    prop_assert_eq!(placed.len(), needs.len());
+                    for (leg, need) in placed.iter().zip(&needs) {
+                        prop_assert_eq!(leg.bytes, need.bytes);
+                        prop_assert_eq!(leg.members.len(), copies);
                         let mut domains = BTreeSet::new();
                         for &(host, group) in &leg.members {
                             let host = hosts.iter().find(|h| h.id == host).expect("known");
                             let group = host.groups.iter().find(|g| g.id == group).expect("there");
                             prop_assert!(host.alive && group.healthy);
                             prop_assert!(domains.insert(&host.fault_domain), "two in a domain");
+                            prop_assert!(group.device_bytes >= need.bytes, "a small device");
                             let all = (group.free_bytes, group.free_components);
                             let (room, entries) = free.entry(group.id).or_insert(all);
-                            prop_assert!(*room >= bytes && *entries > 0, "no room");
-                            (*room, *entries) = (*room - bytes, *entries - 1);
+                            prop_assert!(*room >= need.free && *entries > 0, "no room");
+                            (*room, *entries) = (*room - need.free, *entries - 1);
                         }
                     }
                 }
                 Err(refusal) => {
-                    prop_assert!(!possible(&hosts, &legs, policy.members()), "{}", refusal);
+                    let any = spreads(&policy, size).iter().any(|policy| can(policy, thin_needs));
+                    prop_assert!(!any, "{}", refusal);
                     prop_assert!(!refusal.to_string().is_empty());
                     for remedy in &refusal.remedies {
-                        let tried = match remedy {
-                            Remedy::Tolerate(ftt) => {
-                                Policy { failures_to_tolerate: *ftt, ..policy.clone() }
-                            }
-                            Remedy::Stripe(width) => {
-                                Policy { stripe_width: *width, ..policy.clone() }
-                            }
-                            _ => continue,
-                        };
+                        let Remedy::Tolerate(failures_to_tolerate) = *remedy else { continue };
+                        let tried = Policy { failures_to_tolerate, ..policy.clone() };
                         prop_assert!(place(&hosts, &tried, size, None, 0).is_ok(), "{}", remedy);
                     }
                 }
@@ -1743,6 +2024,7 @@ mod tests {
         fn a_replacement_keeps_the_rules_and_a_refusal_means_there_is_none(
             hosts in hosts(),
             chunks in 1u64..6,
+            used in proptest::option::of(0u64..6),
             seed in 0u64..,
             which in 0usize..2,
         ) {
@@ -1760,10 +2042,12 @@ mod tests {
                 })
                 .collect();
             // Made when all was well, repaired when it is not.
-            let Ok(legs) = place(&everywhere, &policy, chunks * CHUNK, None, seed) else {
+            let Ok(plan) = place(&everywhere, &policy, chunks * CHUNK, None, seed) else {
                 return Ok(());
             };
-            let record = object_on(&policy, chunks * CHUNK, &legs);
+            let record = object_on(&plan.policy, chunks * CHUNK, &plan.legs);
+            let bytes = plan.legs[0].bytes;
+            let need = used.map_or(bytes, |chunks| (chunks * CHUNK).clamp(CHUNK, bytes));
             let gone = record.legs[0].members[which];
             let stays = record.legs[0].members[1 - which];
             let domain = |id: HostId| {
@@ -1771,9 +2055,13 @@ mod tests {
             };
             let fits = |host: &HostView, g: &GroupView| {
                 host.alive && g.healthy && g.id != gone.group
-                    && g.room() >= chunks * CHUNK && &host.fault_domain != domain(stays.host)
+                    && g.device_bytes >= need && g.room() >= need
+                    && &host.fault_domain != domain(stays.host)
             };
-            match replacement(&hosts, &record, 0, gone.component) {
+            let used = |component| {
+                used.map(|chunks| if component == stays.component { chunks * CHUNK } else { bytes })
+            };
+            match replacement(&hosts, &record, 0, gone.component, used) {
                 Ok((host, group)) => {
                     let host = hosts.iter().find(|h| h.id == host).expect("known");
                     let group = host.groups.iter().find(|g| g.id == group).expect("there");

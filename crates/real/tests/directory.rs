@@ -2,7 +2,7 @@
 //! process under load, outages, and peers that do not behave.
 
 use atoll_directory::codec::{self, Reply, Request};
-use atoll_directory::limits::CONNECTIONS_MAX;
+use atoll_directory::limits::{COMPARES_MAX, CONNECTIONS_MAX};
 use atoll_real::directory::{DirectoryClient, DirectoryServer, ListenError};
 use atoll_world::Nanos;
 use atoll_world::directory::{
@@ -393,7 +393,7 @@ fn long_listings_and_many_requests_at_once_are_answered_whole() {
         assert_eq!(client.list("none").await.expect("answered").entries, []);
 
         // All values of a large conflict.
-        let compares = (0..128)
+        let compares = (0..COMPARES_MAX)
             .map(|i| Compare { key: format!("big/{i:03}"), modified: Revision(0) })
             .collect();
         let conflict = Txn { compares, ..put("x", "") };

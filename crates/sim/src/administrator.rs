@@ -136,7 +136,7 @@ impl<T: Storage> Cluster<T> {
         let Some((node, life)) = self.program(host) else { return };
         let (name, book) = self.last();
         let first = size_bytes / SECTOR as u64;
-        let rest = (CHUNKS_MAX * CHUNK / SECTOR as u64 - first) as u32;
+        let rest = (CHUNKS_MAX * CHUNK / SECTOR as u64).saturating_sub(first) as u32;
         // Shrinking makes zeros of what is beyond, whenever that is looked at again. What happens
         // there may happen in part.
         let zeros = (rest > 0).then(|| book.cleared_from(first, rest));

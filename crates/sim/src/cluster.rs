@@ -514,6 +514,7 @@ impl<T: Storage> Cluster<T> {
             name: "sim".into(),
             repair_delay_s: self.0.spec.repair_delay_s,
             resync_floor_bytes: 4 << 20,
+            promised_limit_percent: record::PROMISED_LIMIT_PERCENT,
         };
         self.put(vec![(key::CLUSTER.to_owned(), record::encode(&record))]);
         for host in 0..machines.hosts() {

@@ -269,6 +269,7 @@ impl Components for ReferenceStore {
         let used: u64 = self.list().iter().map(|c| c.used_bytes).sum();
         GroupSpace {
             capacity_bytes: self.0.capacity,
+            device_bytes: self.0.capacity,
             used_bytes: used,
             free_bytes: self.0.capacity - used.min(self.0.capacity),
             free_components: u32::MAX,

@@ -1,8 +1,11 @@
 //! Management of a cluster in virtual time: what an administrator asks for is what happens, also
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
-use atoll_format::id::{ComponentId, Epoch, HostId, ObjectId};
-use atoll_format::record::{MemberState, ObjectState, Policy, key};
+use atoll_format::id::{ClusterId, ComponentId, Epoch, HostId, ObjectId};
+use atoll_format::record::{
+    self, ClusterRecord, MemberState, ObjectState, PROMISED_LIMIT_PERCENT, Policy, RECORD_VERSION,
+    key,
+};
 use atoll_node::{
     CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView,
     export_name, merge_events,
@@ -112,6 +115,16 @@ impl Hosts {
 
     /// Everything runs and knows everything.
     async fn up(&self) {
+        let cluster = ClusterRecord {
+            version: RECORD_VERSION,
+            id: ClusterId(1),
+            name: "test".into(),
+            repair_delay_s: 3600,
+            resync_floor_bytes: 0,
+            promised_limit_percent: PROMISED_LIMIT_PERCENT,
+        };
+        let changes = vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))];
+        self.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
         (0..self.machines.hosts()).for_each(|host| self.machines.start(host));
         self.wait(Nanos::from_secs(10)).await;
     }
@@ -1254,5 +1267,159 @@ fn what_a_host_began_to_make_before_it_died_is_removed() {
             let here = hosts.node(host).objects().members().components();
             assert!(here.iter().all(|(_, object)| *object == kept), "{here:?}");
         }
+    });
+}
+
+const GIB: u64 = 1 << 30;
+
+/// More is promised than there is, also to one volume; up to the limit, which may be raised.
+#[test]
+fn volumes_are_thin_up_to_the_limit_of_what_is_promised() {
+    with(3, async |hosts| {
+        let node = hosts.node(0);
+        let exist: u64 = (0..3).map(|host| hosts.free(host)).sum();
+        assert!(exist < 3 * GIB, "{exist}");
+        let large = try_volume(&node, "large", 4 * GIB).await.expect("thin");
+        assert!(large.record.legs.len() > 4, "its components fit on the disks");
+        assert_eq!(large.record.policy.stripe_width as usize, large.record.legs.len());
+        for at in [0, 2 * GIB, 4 * GIB - 4096] {
+            write(&node, "large", at, 7).await;
+            assert_eq!(read(&hosts.node(2), "large", at).await, 7);
+        }
+        let mut promised = 2 * 4 * GIB;
+        let mut count = 0;
+        let refused = loop {
+            match try_volume(&node, &format!("v{count}"), GIB).await {
+                Ok(_) => (count, promised) = (count + 1, promised + 2 * GIB),
+                Err(refused) => break refused.to_string(),
+            }
+        };
+        assert!(promised <= 10 * exist && promised + 2 * GIB > 10 * exist, "{promised} of {exist}");
+        assert!(refused.contains("the limit is 1000 % of that"), "{refused}");
+        assert!(refused.contains("'atoll cluster set --promised-limit"), "{refused}");
+        let policy = node.policy("default").await.expect("always there");
+        let checked = node.check_policy(&policy, GIB).await.expect_err("no more");
+        assert_eq!(checked.to_string(), refused);
+        let grown = resize(&node, "v0", 2 * GIB - 4096).await.expect_err("neither");
+        assert!(grown.to_string().contains("the limit is 1000 % of that"), "{grown}");
+        // What exists is not less because a host is down.
+        hosts.kill(2).await;
+        try_volume(&node, "small", MIB).await.expect("below the limit");
+        hosts.machines.start(2);
+        hosts.wait(Nanos::from_secs(10)).await;
+        assert!(node.set_promised_limit(99, false).await.is_err());
+        node.set_promised_limit(1200, true).await.expect("it could be");
+        assert_eq!(hosts.node(1).promised_limit().await, Ok(1000));
+        node.set_promised_limit(1200, false).await.expect("set");
+        assert_eq!(hosts.node(1).promised_limit().await, Ok(1200));
+        try_volume(&hosts.node(1), "more", GIB).await.expect("made by another host");
+        // A lower limit takes nothing away; what is deleted is not promised any more.
+        node.set_promised_limit(500, false).await.expect("set");
+        assert_eq!(read(&node, "large", 4 * GIB - 4096).await, 7);
+        for n in 0..count {
+            node.delete_volume(&format!("v{n}"), None, false, false).await.expect("deleted");
+        }
+        try_volume(&node, "again", GIB).await.expect("below the limit again");
+    });
+}
+
+/// What a policy reserves must be free, and is free to nobody else who makes or grows a volume.
+#[test]
+fn a_policy_reserves_room() {
+    with(2, async |hosts| {
+        let node = hosts.node(0);
+        let of = |reserve_percent| Policy { reserve_percent, ..Policy::DEFAULT };
+        assert!(node.create_policy("more", of(101)).await.is_err());
+        node.create_policy("half", of(50)).await.expect("made");
+        node.create_policy("all", of(100)).await.expect("made");
+        let make = async |name: &str, size_bytes, policy: &str| {
+            let (name, policy) = (name.to_owned(), Some(policy.to_owned()));
+            let create = CreateVolume { name, size_bytes, policy, prefer: None, dry_run: false };
+            node.create_volume(create).await
+        };
+        let free = hosts.free(0).min(hosts.free(1));
+        assert!((800 * MIB..GIB).contains(&free), "{free}");
+        make("a", 800 * MIB, "half").await.expect("400 MiB of each");
+        let left = (free - 400 * MIB) / MIB * MIB;
+        let refused = make("b", left + MIB, "all").await.expect_err("reserved").to_string();
+        assert!(refused.contains("2 fault domains with") && refused.contains("add"), "{refused}");
+        make("b", left - 100 * MIB, "all").await.expect("not reserved");
+        // 100 MiB are left to all others, whatever they are promised.
+        make("c", 800 * MIB, "default").await.expect("thin");
+        make("d", 101 * MIB, "all").await.expect_err("100 are left");
+        resize(&node, "a", 800 * MIB + 202 * MIB).await.expect_err("100 are left");
+        // What is written counts as free no more, and as reserved neither.
+        for chunk in 0..50 {
+            write(&node, "a", chunk * MIB, 1).await;
+        }
+        hosts.wait(Nanos::from_secs(10)).await;
+        make("d", 101 * MIB, "all").await.expect_err("100 are left");
+        make("d", 100 * MIB, "all").await.expect("exactly that");
+        make("e", MIB, "default").await.expect_err("all is reserved");
+        node.delete_volume("d", None, false, false).await.expect("deleted");
+        hosts.wait(Nanos::from_secs(10)).await;
+        make("e", 100 * MIB, "half").await.expect("room again");
+    });
+}
+
+/// A copy is rebuilt where what it holds fits, though all of it would not.
+#[test]
+fn a_lost_copy_needs_the_room_of_what_it_holds() {
+    with(3, async |hosts| {
+        let node = hosts.node(0);
+        node.create_policy("one", Policy { failures_to_tolerate: 0, ..Policy::DEFAULT })
+            .await
+            .expect("made");
+        let create = CreateVolume {
+            name: "filler".into(),
+            size_bytes: 600 * MIB,
+            policy: Some("one".into()),
+            prefer: Some(host_id(2)),
+            dry_run: false,
+        };
+        let filler = node.create_volume(create).await.expect("made");
+        assert!(filler.record.members().all(|(_, m)| m.host == host_id(2)));
+        for chunk in 0..300 {
+            write(&node, "filler", chunk * MIB, 1).await;
+        }
+        hosts.wait(Nanos::from_secs(10)).await;
+        let view = try_volume(&node, "v", 800 * MIB).await.expect("made");
+        let on = |view: &VolumeView| -> BTreeSet<HostId> {
+            view.record.members().map(|(_, m)| m.host).collect()
+        };
+        assert_eq!(on(&view), BTreeSet::from([host_id(0), host_id(1)]), "in full there alone");
+        assert!(hosts.free(2) < 800 * MIB);
+        for chunk in 0..40 {
+            write(&node, "v", chunk * 20 * MIB, 2).await;
+        }
+        hosts.kill(1).await;
+        hosts.wait(Nanos::from_secs(3700)).await;
+        let view = node.volume("v").await.expect("there");
+        assert_eq!(on(&view), BTreeSet::from([host_id(0), host_id(2)]));
+        assert!(view.record.members().all(|(_, m)| m.state == MemberState::Active));
+        assert_eq!(read(&hosts.node(2), "v", 780 * MIB).await, 2);
+    });
+}
+
+/// Why a lost copy is not rebuilt is told once.
+#[test]
+fn a_lost_copy_without_a_place_is_told() {
+    with(2, async |hosts| {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        hosts.kill(1).await;
+        write(&node, "v", 0, 2).await;
+        hosts.wait(Nanos::from_secs(3500)).await;
+        let told = || {
+            let events = node.local_events(EventMark::default(), usize::MAX);
+            let of = events.into_iter().filter(|event| event.kind == "no-place");
+            of.map(|event| event.message).collect::<Vec<_>>()
+        };
+        assert_eq!(told(), Vec::<String>::new(), "it may come back");
+        hosts.wait(Nanos::from_secs(1000)).await;
+        let told = told();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("h1 is down; bring back h1, or add a host"), "{told:?}");
     });
 }

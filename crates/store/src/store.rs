@@ -9,6 +9,7 @@ use crate::log::queue::{Effect, PlacedBytes, QueuedOp};
 use crate::log::writer;
 use crate::read;
 use crate::scrub::{self, ScrubTurn};
+use crate::state::capacity::Needs;
 use crate::state::component::Component;
 use crate::state::place::ResolvedBlock;
 use atoll_format::checksum::crc;
@@ -104,16 +105,20 @@ impl<W: World> Store<W> {
         if state.components.len() >= state.geometry.components_max as usize {
             return Err(StoreError::Full);
         }
-        // The device with the most room left if every component on it grew to its full size.
         let devices = 0..state.capacity.devices();
         let usable = |device| i64::from(state.capacity.slots_usable(device));
         let mut room: Vec<i64> = devices.clone().map(usable).collect();
         for c in state.components.values() {
             room[usize::from(c.device)] -= i64::from(c.spec.blocks.div_ceil(BLOCKS_PER_CHUNK));
         }
-        let device = devices
-            .filter(|&i| !state.capacity.has_failed(i))
-            .max_by_key(|&i| (room[i], std::cmp::Reverse(i)))
+        let in_use = devices.filter(|&index| !state.capacity.has_failed(index));
+        let rooms = in_use.map(|index| DeviceRoom {
+            index,
+            usable: usable(index),
+            is_open: state.capacity.has_room(index, Needs::ALL),
+            room: room[index],
+        });
+        let device = best_device(rooms, i64::from(spec.blocks.div_ceil(BLOCKS_PER_CHUNK)))
             .ok_or_else(|| StoreError::Failed("no capacity device is left".into()))?;
         let device = device as u8;
         let local = state.components.make(id, spec, device);
@@ -240,6 +245,25 @@ impl<W: World> Store<W> {
         drop(state);
         self.queue(Effect::CopyIn { local, chunk, blocks, tickets })
     }
+}
+
+/// What a capacity device that is in use has for a new component, in chunks.
+struct DeviceRoom {
+    index: usize,
+    /// What components may use in all.
+    usable: i64,
+    /// Something more can be written now.
+    is_open: bool,
+    /// What is left if every component on it grew to its full size: below 0 where more is promised
+    /// than there is.
+    room: i64,
+}
+
+/// The device for a component of so many chunks: one that is as large, is not full, and has most
+/// room. A component stays on its device.
+fn best_device(devices: impl Iterator<Item = DeviceRoom>, chunks: i64) -> Option<usize> {
+    let rank = |d: &DeviceRoom| (d.usable >= chunks, d.is_open, d.room, std::cmp::Reverse(d.index));
+    devices.max_by_key(rank).map(|device| device.index)
 }
 
 /// What the sender of a message of an older epoch is told (R1).
@@ -680,4 +704,33 @@ impl<W: World> Components for Store<W> {
 /// Slots in use.
 fn used_bytes(c: &Component) -> u64 {
     u64::from(c.table.slots_used()) * CHUNK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceRoom, best_device};
+
+    #[test]
+    fn a_component_goes_to_a_device_that_is_as_large_and_not_full() {
+        let best =
+            |devices: &[(i64, bool, i64)], chunks| {
+                let room = |(index, &(usable, is_open, room)): (usize, &(i64, bool, i64))| {
+                    DeviceRoom { index, usable, is_open, room }
+                };
+                best_device(devices.iter().enumerate().map(room), chunks)
+            };
+        for (devices, chunks, expected) in [
+            (&[][..], 1, None),
+            (&[(9, true, 4), (9, true, 5), (9, true, 5)], 3, Some(1)),
+            // Twice what there is: the least is promised of the last.
+            (&[(9, true, -20), (9, true, -19), (9, true, -18)], 9, Some(2)),
+            (&[(90, true, -50), (40, true, 40)], 50, Some(0)),
+            (&[(90, true, -50), (40, true, 40)], 40, Some(1)),
+            (&[(90, false, 10), (90, true, -5)], 9, Some(1)),
+            (&[(90, false, 10), (40, true, 40)], 50, Some(0)),
+            (&[(30, true, 30), (40, true, 20)], 50, Some(0)),
+        ] {
+            assert_eq!(best(devices, chunks), expected, "{devices:?} and {chunks}");
+        }
+    }
 }

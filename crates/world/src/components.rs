@@ -151,6 +151,8 @@ impl SetTickets {
 pub struct GroupSpace {
     /// Bytes that components may use in all.
     pub capacity_bytes: u64,
+    /// Bytes that one component may use: all of the largest device that is in use.
+    pub device_bytes: u64,
     /// Bytes of slots in use (whole chunks).
     pub used_bytes: u64,
     /// Bytes that new chunks can still take, the reserve left out.

@@ -78,6 +78,9 @@ pub enum Command {
     /// Show live load, the busiest first; or where its time goes
     #[command(after_help = "Example: atoll top --profile --interval 5")]
     Top(Top),
+    /// The cluster and its settings
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Hosts of the cluster
     #[command(subcommand)]
     Host(Host),
@@ -331,6 +334,21 @@ pub enum Group {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum Cluster {
+    /// Show the cluster and its settings
+    #[command(after_help = "Example: atoll cluster show")]
+    Show,
+    /// Change the cluster's settings
+    #[command(after_help = "Example: atoll cluster set --promised-limit 1500")]
+    Set {
+        /// What volumes may take on disks in all, all copies, in percent of the space that exists:
+        /// 100 to 1000000; beyond, no volume is made or grown
+        #[arg(long)]
+        promised_limit: u32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum Policy {
     /// Create a storage policy
     #[command(after_help = "Example: atoll policy create gold --failures-to-tolerate 2")]
@@ -346,6 +364,10 @@ pub enum Policy {
         /// Ceiling in I/Os per second; none or 0: no ceiling
         #[arg(long, default_value = "none", value_parser = parse_iops)]
         iops_limit: u32,
+        /// Part of each copy that must be free on disks when a volume is made or grown, in percent:
+        /// 0 (thin) to 100
+        #[arg(long, default_value_t = 0)]
+        reserve: u8,
     },
     /// List storage policies
     #[command(after_help = "Example: atoll policy list")]

@@ -2,8 +2,8 @@
 
 use super::args::Cli;
 use super::args::{
-    Command, Completion, Disk, Events, Group, Host, Man, Policy, Resync, Scrub, Session, Status,
-    Task, Top, TopOf, Volume,
+    Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Resync, Scrub, Session,
+    Status, Task, Top, TopOf, Volume,
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
@@ -71,6 +71,7 @@ pub async fn run(context: &Context, command: Command) -> Run {
     match command {
         Command::Status(status) => self::status(context, status).await,
         Command::Top(top) => self::top(context, top).await,
+        Command::Cluster(cluster) => self::cluster(context, cluster).await,
         Command::Host(host) => self::host(context, host).await,
         Command::Disk(disk) => self::disk(context, disk).await,
         Command::Group(group) => self::group(context, group).await,
@@ -326,6 +327,18 @@ async fn group(context: &Context, group: Group) -> Run {
     }
 }
 
+async fn cluster(context: &Context, cluster: Cluster) -> Run {
+    let call = match cluster {
+        Cluster::Show => get("/cluster"),
+        Cluster::Set { promised_limit } => {
+            let patch = types::ClusterPatch { promised_limit_percent: Some(promised_limit) };
+            context.change(Method::PATCH, "/cluster").json(&patch)
+        }
+    };
+    let item = context.item::<types::Cluster>(call).await?;
+    context.out.item(&item, |it| it.name.clone(), |it| show::cluster(&context.out, it))
+}
+
 async fn policy(context: &Context, policy: Policy) -> Run {
     match policy {
         Policy::List => {
@@ -336,11 +349,16 @@ async fn policy(context: &Context, policy: Policy) -> Run {
             let path = format!("/policies/{}", segment("policy", &name)?);
             context.out.one(&context.item::<types::Policy>(get(&path)).await?)
         }
-        Policy::Create { name, failures_to_tolerate, stripe_width, iops_limit } => {
+        Policy::Create { name, failures_to_tolerate, stripe_width, iops_limit, reserve } => {
             segment("policy", &name)?;
-            let method = types::Method::Mirror;
-            let policy =
-                types::Policy { name, failures_to_tolerate, method, stripe_width, iops_limit };
+            let policy = types::Policy {
+                name,
+                failures_to_tolerate,
+                method: types::Method::Mirror,
+                stripe_width,
+                iops_limit,
+                reserve_percent: reserve,
+            };
             let call = context.change(Method::POST, "/policies").json(&policy);
             context.out.one(&context.item::<types::Policy>(call).await?)
         }

@@ -2,9 +2,9 @@
 
 use super::out::{Out, Row};
 use atoll_api::types::{
-    Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level, Member, MemberState,
-    Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Volume,
-    VolumeState,
+    Cluster, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level, Member,
+    MemberState, Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status, Task,
+    TaskState, Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -118,6 +118,18 @@ pub fn top(out: &Out, title: &str, mut lines: Vec<(String, Option<Io>)>) -> Stri
     out.table(&head, &rows)
 }
 
+/// `atoll cluster`.
+pub fn cluster(out: &Out, cluster: &Cluster) -> String {
+    let pair = |title: &str, text: String| (title.to_owned(), text);
+    out.pairs(&[
+        pair("cluster", format!("{} ({})", cluster.name, cluster.id)),
+        pair("version", format!("{} of {}", cluster.release, cluster.answered_by)),
+        pair("repair delay", duration(cluster.repair_delay_s.into())),
+        pair("resync floor", format!("{}/s", iec(cluster.resync_floor_bytes))),
+        pair("promised limit", format!("{} % of the space", cluster.promised_limit_percent)),
+    ])
+}
+
 /// `atoll status`.
 pub fn status(out: &Out, status: &Status) -> String {
     let pair = |title: &str, text: String| (title.to_owned(), text);
@@ -127,13 +139,14 @@ pub fn status(out: &Out, status: &Status) -> String {
         (left, None) => format!("{} left, no estimate yet", iec(left)),
         (left, Some(seconds)) => format!("{} left, about {}", iec(left), duration(seconds)),
     };
-    let promised = match &status.space {
-        Some(space) if space.capacity_bytes > 0 => format!(
-            "{} to volumes, all copies ({} of the space)",
+    let promised = match status.exist_bytes {
+        0 => format!("{} to volumes, all copies", iec(status.promised_bytes)),
+        exist_bytes => format!(
+            "{} to volumes, all copies ({} of the space, limit {} %)",
             iec(status.promised_bytes),
-            percent(status.promised_bytes, space.capacity_bytes)
+            percent(status.promised_bytes, exist_bytes),
+            status.cluster.promised_limit_percent
         ),
-        _ => format!("{} to volumes, all copies", iec(status.promised_bytes)),
     };
     let io = &status.io;
     let mut text = out.pairs(&[
@@ -340,7 +353,7 @@ impl Row for Group {
 
 impl Row for Policy {
     const HEAD: &'static [&'static str] =
-        &["NAME", "METHOD", "FAILURES TO TOLERATE", "STRIPE WIDTH", "IOPS LIMIT"];
+        &["NAME", "METHOD", "FAILURES TO TOLERATE", "STRIPE WIDTH", "IOPS LIMIT", "RESERVE"];
     fn cells(&self) -> Vec<String> {
         let limit = if self.iops_limit == 0 { "none".into() } else { self.iops_limit.to_string() };
         vec![
@@ -349,6 +362,7 @@ impl Row for Policy {
             self.failures_to_tolerate.to_string(),
             self.stripe_width.to_string(),
             limit,
+            format!("{} %", self.reserve_percent),
         ]
     }
     fn name(&self) -> String {

@@ -7,10 +7,10 @@ use super::{Engine, Running, disks, seconds};
 use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape, GroupState,
-    HealthCheck, Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement, Policy,
-    PolicyCheck, Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume, VolumeCreate,
-    VolumeLock, VolumeLockRequest, VolumePatch, VolumeState,
+    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
+    GroupState, HealthCheck, Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement,
+    Policy, PolicyCheck, Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume,
+    VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch, VolumeState,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
@@ -22,6 +22,7 @@ use atoll_node::{
     merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
+use atoll_object::promised::{Promised, promised_bytes};
 use atoll_world::{Components, Nanos, World};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,8 @@ const FULL_WARNING: u64 = 80;
 const FULL_CRITICAL: u64 = 95;
 /// Space in use, in percent, from which on there is a warning if more is promised than there is.
 const PROMISED_WARNING: u64 = 60;
+/// Part of the limit of what may be promised, in percent, from which on there is a warning.
+const LIMIT_WARNING: u64 = 90;
 /// Part of a write log in use, in percent, from which on writers may wait for it.
 const LOG_WARNING: f64 = 0.95;
 /// How long the metrics wait for the list of volumes.
@@ -47,6 +50,8 @@ pub struct View {
     pub hosts: Vec<(HostRecord, bool, Option<HostStatus>)>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeView>,
+    /// What may be promised, in percent of the space that exists.
+    pub promised_limit_percent: u32,
 }
 
 /// Says a failure of the node in the words of the interface.
@@ -147,11 +152,6 @@ fn fill_level(percent: u64) -> Option<Level> {
     }
 }
 
-/// What an object can take on disks, all copies together.
-fn promised(record: &ObjectRecord) -> u64 {
-    record.size_bytes.saturating_mul(record.policy.members() as u64)
-}
-
 /// Those of the cluster's hosts that do not tell.
 pub fn missing(hosts: &[(HostRecord, bool, Option<HostStatus>)]) -> Vec<Missing> {
     let untold = hosts.iter().filter(|(_, answers, status)| !answers || status.is_none());
@@ -194,6 +194,11 @@ pub fn volume_state(
 }
 
 impl View {
+    /// Of a cluster that has set no limit.
+    fn of(hosts: Vec<(HostRecord, bool, Option<HostStatus>)>, volumes: Vec<VolumeView>) -> Self {
+        Self { hosts, volumes, promised_limit_percent: record::PROMISED_LIMIT_PERCENT }
+    }
+
     /// Whether a host answers.
     pub fn alive(&self, id: HostId) -> bool {
         self.hosts.iter().any(|(record, alive, _)| record.id == id && *alive)
@@ -222,9 +227,11 @@ impl View {
         })
     }
 
-    /// What all volumes could take on disks, all copies together.
-    pub fn promised_bytes(&self) -> u64 {
-        self.volumes.iter().map(|volume| promised(&volume.record)).fold(0, u64::saturating_add)
+    /// What all volumes could take on disks, all copies together, and what there is.
+    pub fn promised(&self) -> Promised {
+        let records = self.volumes.iter().map(|volume| &volume.record);
+        let hosts = self.hosts.iter().map(|(record, ..)| record);
+        Promised::of(records, hosts, self.promised_limit_percent)
     }
 
     /// Checksums that did not match, on all hosts that answer.
@@ -314,14 +321,27 @@ impl View {
         if let Some(level) = fill_level(percent) {
             check("nearly-full", level, format!("{percent} % of the space are in use"), more_room);
         }
-        let promised = self.promised_bytes();
-        if promised > space.capacity_bytes && (PROMISED_WARNING..FULL_WARNING).contains(&percent) {
+        let promised = self.promised();
+        let is_more = promised.promised_bytes > promised.exist_bytes;
+        if is_more && (PROMISED_WARNING..FULL_WARNING).contains(&percent) {
             let message = format!(
                 "volumes may grow to {} on disks, there are {}, and {percent} % are in use",
-                iec(promised),
-                iec(space.capacity_bytes)
+                iec(promised.promised_bytes),
+                iec(promised.exist_bytes)
             );
             check("promised-more", Level::Warning, message, more_room);
+        }
+        let (part, limit) = (promised.percent().unwrap_or(0), promised.limit_percent);
+        if part * 100 >= u64::from(limit) * LIMIT_WARNING {
+            let message = format!(
+                "volumes may grow to {} on disks, {part} % of the {} that exist: beyond {limit} % \
+                 no volume can be made or grown",
+                iec(promised.promised_bytes),
+                iec(promised.exist_bytes)
+            );
+            let remedy = "add disk groups, delete volumes, or raise the limit: 'atoll cluster set \
+                          --promised-limit'";
+            check("promised-limit", Level::Warning, message, remedy);
         }
         // One full group stops the volumes that it holds, however much room the others have.
         for (record, _, status) in &self.hosts {
@@ -419,12 +439,14 @@ impl Engine {
     pub async fn view(&self) -> Result<View, Problem> {
         let running = self.running()?;
         let volumes = running.node.volumes().await.map_err(problem)?;
-        Ok(View { hosts: running.node.hosts(), volumes })
+        let promised_limit_percent = running.node.promised_limit().await.map_err(problem)?;
+        Ok(View { promised_limit_percent, ..View::of(running.node.hosts(), volumes) })
     }
 
-    /// The cluster and its settings.
-    pub fn cluster(&self) -> Result<Cluster, Problem> {
-        let record = &self.running()?.cluster;
+    /// The cluster and its settings: as this host found them where the directory does not answer.
+    pub async fn cluster(&self) -> Result<Cluster, Problem> {
+        let Running { cluster: record, node, .. } = self.running()?;
+        let limit = node.promised_limit().await;
         Ok(Cluster {
             id: record.id.to_string(),
             name: record.name.clone(),
@@ -432,7 +454,21 @@ impl Engine {
             answered_by: self.config.host_name.clone(),
             repair_delay_s: record.repair_delay_s,
             resync_floor_bytes: record.resync_floor_bytes,
+            promised_limit_percent: limit.unwrap_or(record.promised_limit_percent),
         })
+    }
+
+    /// Changes the cluster's settings.
+    pub async fn cluster_patch(
+        &self,
+        patch: ClusterPatch,
+        dry_run: bool,
+    ) -> Result<Cluster, Problem> {
+        if let Some(percent) = patch.promised_limit_percent {
+            let set = self.running()?.node.set_promised_limit(percent, dry_run).await;
+            set.map_err(|error| problem(error).field("promised_limit_percent"))?;
+        }
+        self.cluster().await
     }
 
     /// Checks of this host alone that did not pass.
@@ -634,6 +670,7 @@ impl Engine {
             },
             stripe_width: policy.stripe_width,
             iops_limit: policy.iops_limit,
+            reserve_percent: policy.reserve_percent,
         };
         wanted.check().map_err(|why| Problem::new(Code::BadValue, why))?;
         if dry_run {
@@ -668,7 +705,11 @@ impl Engine {
     pub async fn policy_check(&self, name: &str, size_bytes: u64) -> Result<PolicyCheck, Problem> {
         let node = &self.running()?.node;
         let policy = node.policy(name).await.map_err(problem)?;
-        let verdict = node.check_policy(&policy, size_bytes);
+        let verdict = match node.check_policy(&policy, size_bytes).await {
+            Ok(()) => Ok(()),
+            Err(ManageError::CannotPlace(refusal)) => Err(refusal),
+            Err(error) => return Err(problem(error)),
+        };
         let mut reasons = Vec::new();
         match &verdict {
             Ok(()) => {
@@ -768,7 +809,7 @@ impl Engine {
     }
 
     fn one(&self, running: &Running, volume: VolumeView) -> Volume {
-        let view = View { hosts: running.node.hosts(), volumes: Vec::new() };
+        let view = View::of(running.node.hosts(), Vec::new());
         self.volume_item(&volume, &view)
     }
 
@@ -1205,7 +1246,7 @@ impl Engine {
             without as f64,
         );
         let owned = running.node.objects().owned();
-        let promised = owned.iter().map(|object| promised(&object.record)).sum::<u64>();
+        let promised = owned.iter().map(|object| promised_bytes(&object.record)).sum::<u64>();
         put(
             "atoll_promised_bytes",
             "What the owned volumes may take on disks, all copies, if written in full.",
@@ -1350,6 +1391,7 @@ fn policy_item(name: String, policy: &record::Policy) -> Policy {
         },
         stripe_width: policy.stripe_width,
         iops_limit: policy.iops_limit,
+        reserve_percent: policy.reserve_percent,
     }
 }
 
@@ -1433,7 +1475,7 @@ mod tests {
 
     #[test]
     fn bytes_of_a_resync_are_shown_once_at_the_copy_that_is_written() {
-        let view = View { hosts: Vec::new(), volumes: vec![resyncing_twice()] };
+        let view = View::of(Vec::new(), vec![resyncing_twice()]);
         let resync = view.resync();
         let bytes: Vec<(Option<u64>, u64)> =
             resync.items.iter().map(|item| (item.bytes_left, item.bytes_done)).collect();
@@ -1492,12 +1534,19 @@ mod tests {
             member.state = MemberState::Active;
         }
         volume.owner.as_mut().expect("it has one").copies.clear();
+        let limit = std::cell::Cell::new(1000);
         let names = |status: Option<&HostStatus>, volume: &VolumeView| -> Vec<(String, Level)> {
             let hosts = vec![(record.clone(), true, status.cloned())];
-            let checks = View { hosts, volumes: vec![volume.clone()] }.checks();
+            let view = View::of(hosts, vec![volume.clone()]);
+            let checks = View { promised_limit_percent: limit.get(), ..view }.checks();
             checks.into_iter().map(|check| (check.name, check.level)).collect()
         };
         let one = |name: &str, level| vec![(name.to_owned(), level)];
+        assert_eq!(names(Some(&status), &volume), []);
+        // 3 GiB are promised, of 2: 150 %, and 166 % are nine tenths of the limit.
+        limit.set(166);
+        assert_eq!(names(Some(&status), &volume), one("promised-limit", Level::Warning));
+        limit.set(167);
         assert_eq!(names(Some(&status), &volume), []);
         assert_eq!(names(None, &volume), one("host-unknown", Level::Warning));
         // 50 % of the space in use, and one of two groups full.
@@ -1546,7 +1595,7 @@ mod tests {
         let mut between = volume.clone();
         let owner = between.owner.as_mut().expect("it has one");
         (owner.resyncing, owner.copies[0].running) = (false, false);
-        let view = View { hosts: Vec::new(), volumes: vec![between.clone()] };
+        let view = View::of(Vec::new(), vec![between.clone()]);
         let resync = view.resync();
         assert_eq!((resync.items.len(), resync.bytes_left), (1, 30));
         let waits = resync_task(&between, &[], 10_000).expect("it goes on");

@@ -17,10 +17,10 @@ use atoll_api::client::Call;
 use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::PREFIX;
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, HealthCheck, Host, Io,
-    Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
-    Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
-    VolumeState,
+    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health,
+    HealthCheck, Host, Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch,
+    Scrub, ScrubStart, Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
+    VolumePatch, VolumeState,
 };
 use atoll_api::uri::escape;
 use atoll_api::{Client, Code, Endpoint, Problem};
@@ -183,7 +183,7 @@ impl EngineControl {
         let mut status = self
             .bridge
             .call(move |engine| async move {
-                let cluster = engine.cluster()?;
+                let cluster = engine.cluster().await?;
                 let view = engine.view().await?;
                 let mut checks = engine.local_checks();
                 if scope == Scope::Cluster {
@@ -257,12 +257,13 @@ fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> S
     let count = |wanted: &[VolumeState]| {
         states.iter().filter(|state| wanted.contains(state)).count() as u32
     };
-    let resync = view.resync();
+    let (resync, promised) = (view.resync(), view.promised());
     Status {
         cluster,
         health: Health { level: Level::Ok, checks },
         space: view.space(),
-        promised_bytes: view.promised_bytes(),
+        promised_bytes: promised.promised_bytes,
+        exist_bytes: promised.exist_bytes,
         io,
         hosts_up: view.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
         hosts: view.hosts.len() as u32,
@@ -306,7 +307,18 @@ impl Control for EngineControl {
     }
 
     async fn cluster(&self) -> ControlResult<Cluster> {
-        self.bridge.call(|engine| async move { engine.cluster() }).await
+        self.bridge.call(|engine| async move { engine.cluster().await }).await
+    }
+
+    async fn cluster_patch(
+        &self,
+        patch: ClusterPatch,
+        change: ChangeOptions,
+    ) -> ControlResult<Cluster> {
+        let dry_run = change.dry_run;
+        self.bridge
+            .call(move |engine| async move { engine.cluster_patch(patch, dry_run).await })
+            .await
     }
 
     async fn health(&self, scope: Scope) -> Collected<Health> {

@@ -425,6 +425,7 @@ async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {
         name: "atoll".into(),
         repair_delay_s: REPAIR_DELAY_S,
         resync_floor_bytes: RESYNC_FLOOR,
+        promised_limit_percent: record::PROMISED_LIMIT_PERCENT,
     };
     let txn = Txn {
         compares: vec![Compare { key: key::CLUSTER.into(), modified: Revision(0) }],

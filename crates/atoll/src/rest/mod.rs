@@ -21,8 +21,8 @@ use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
 use atoll_api::routes::Op;
 use atoll_api::types::{
-    GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume, VolumeCreate,
-    VolumePatch, VolumeResize,
+    ClusterPatch, GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume,
+    VolumeCreate, VolumePatch, VolumeResize,
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::check_object_size;
@@ -125,6 +125,15 @@ impl<C: Control> Rest<C> {
         match op {
             Op::StatusShow => self.told(control.status(scope).await?),
             Op::ClusterShow => self.item(control.cluster().await?),
+            Op::ClusterPatch => {
+                let patch: ClusterPatch = asked.body()?;
+                if patch.promised_limit_percent.is_none() {
+                    return Err(Problem::new(Code::BadValue, "the body changes nothing")
+                        .hint("accepted: promised_limit_percent")
+                        .field("promised_limit_percent"));
+                }
+                self.item(control.cluster_patch(patch, change).await?)
+            }
             Op::HealthShow => self.told(control.health(scope).await?),
             Op::HostList => self.list(asked, control.hosts(scope).await?, |h| h.name.clone()),
             Op::HostShow => {

@@ -33,6 +33,7 @@ pub struct State {
     pub revision: u64,
     pub paused: bool,
     pub limit: u64,
+    pub promised_limit: Option<u32>,
     /// Volumes made, deleted ones included.
     pub made: u32,
     pub level: Option<Level>,
@@ -57,6 +58,7 @@ impl Fake {
             method: Method::Mirror,
             stripe_width: 1,
             iops_limit: 0,
+            reserve_percent: 0,
         };
         fake.0.lock().unwrap().policies.insert("default".into(), policy);
         fake
@@ -143,6 +145,7 @@ impl Control for Fake {
                 free_bytes: 11 << 30,
             }),
             promised_bytes: 36 << 30,
+            exist_bytes: 24 << 30,
             io: Io {
                 write_iops: 800,
                 write_bytes_per_second: 3_300_000,
@@ -169,7 +172,12 @@ impl Control for Fake {
             answered_by: "host1".into(),
             repair_delay_s: 3_600,
             resync_floor_bytes: 1 << 20,
+            promised_limit_percent: self.0.lock().unwrap().promised_limit.unwrap_or(1000),
         })
+    }
+    async fn cluster_patch(&self, patch: ClusterPatch, _: ChangeOptions) -> ControlResult<Cluster> {
+        self.0.lock().unwrap().promised_limit = patch.promised_limit_percent;
+        self.cluster().await
     }
     async fn health(&self, _: Scope) -> Collected<Health> {
         let level = self.0.lock().unwrap().level;

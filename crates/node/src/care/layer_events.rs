@@ -56,6 +56,9 @@ impl<W: World, S: Components> Node<W, S> {
             Event::ResyncDone { .. } => {
                 (Info, "resync-done", format!("copy on {name} is up to date"))
             }
+            Event::NoPlace { why, .. } => {
+                (Warning, "no-place", format!("a lost copy has no place to be rebuilt: {why}"))
+            }
             Event::BlockRepaired { .. } => {
                 (Warning, "block-repaired", format!("a damaged block on {name} rewritten"))
             }
@@ -101,6 +104,7 @@ impl<W: World, S: Components> Node<W, S> {
             Event::NoSpace { object, host, group } => {
                 (object, About { host: Some(*host), ..self.about_group(*group) })
             }
+            Event::NoPlace { object, why } => (object, About { cause: why.clone(), ..none() }),
             Event::SpaceAgain { object } => (object, none()),
             Event::BlockLost { object, at } => {
                 (object, About { numbers: vec![("at_bytes", *at)], ..none() })

@@ -15,10 +15,12 @@ use atoll_format::record::{
 };
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, CHUNK, COMPONENT_MAX, check_object_size};
 use atoll_object::message::{Reply, Request};
-use atoll_object::placement::{self, HostView};
+use atoll_object::placement::{self, HostView, Plan};
+use atoll_object::promised::promised_bytes;
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn};
 use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
+use futures_util::future::join;
 use std::collections::BTreeSet;
 
 /// How long a host may take to make a component.
@@ -122,19 +124,21 @@ impl<W: World, S: Components> Node<W, S> {
             }
         };
         let exists = || ManageError::Exists { what: "volume", name: name.clone() };
-        let taken = self.world().directory().get(&key::volume(&name)).await;
-        if taken.map_err(ManageError::Directory)?.is_some() {
+        let volume_key = key::volume(&name);
+        let (taken, promises) = join(self.entry(&volume_key), self.promises()).await;
+        if taken?.is_some() {
             return Err(exists());
         }
+        let promises = promises?;
         let id = ObjectId(self.world().random());
         let prefer = prefer.or(Some(self.0.config.host));
         let place = || {
-            let mut hosts = self.0.objects.inventory();
+            let mut hosts = self.unreserved(&promises, None);
             refused.iter().for_each(|place| place.apply(&mut hosts));
             placement::place(&hosts, &policy, size_bytes, prefer, id.0)
         };
-        let legs = match place() {
-            Ok(legs) => legs,
+        let Plan { policy, legs } = match place() {
+            Ok(plan) => plan,
             // What is known of space may be seconds old, and a disk group just made.
             Err(_) => {
                 self.refresh_statuses().await;
@@ -172,6 +176,7 @@ impl<W: World, S: Components> Node<W, S> {
             legs: legs.iter().map(|leg| LegRecord { members: members(leg) }).collect(),
             nonce: 0,
         };
+        self.check_promise(&promises, promised_bytes(&record))?;
         let mut room = 0;
         for (leg, placed) in legs.iter().enumerate() {
             let bytes = u64::from(record.leg_chunks(leg)) * CHUNK;
@@ -189,7 +194,7 @@ impl<W: World, S: Components> Node<W, S> {
             record.state = ObjectState::Ready;
             return Ok(Attempt::Made(Box::new(self.view(name, volume, record, Revision(0)))));
         }
-        let (object_key, volume_key) = (key::object(id), key::volume(&name));
+        let object_key = key::object(id);
         let mut txn = Txn {
             compares: vec![
                 Compare { key: object_key.clone(), modified: Revision(0) },

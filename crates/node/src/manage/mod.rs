@@ -6,4 +6,5 @@ pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod limit;
 mod policies;
+mod promised;
 pub(crate) mod resize;

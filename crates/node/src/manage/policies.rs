@@ -4,7 +4,7 @@ use crate::error::ManageError;
 use crate::node::Node;
 use crate::transaction::ATTEMPTS_MAX;
 use atoll_format::record::{self, Policy, PolicyRecord, RECORD_VERSION, VolumeRecord, key};
-use atoll_object::placement::{self, Refusal};
+use atoll_object::placement;
 use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn};
 use atoll_world::{Components, World};
 use std::collections::BTreeMap;
@@ -90,9 +90,14 @@ impl<W: World, S: Components> Node<W, S> {
     }
 
     /// Whether a volume of that size could be placed now.
-    pub fn check_policy(&self, policy: &Policy, size_bytes: u64) -> Result<(), Refusal> {
-        let hosts = self.0.objects.inventory();
-        let here = Some(self.0.config.host);
-        placement::place(&hosts, policy, size_bytes, here, 1).map(|_| ())
+    ///
+    /// # Errors
+    /// [`ManageError::CannotPlace`]: it could not. Others: it is not known.
+    pub async fn check_policy(&self, policy: &Policy, size_bytes: u64) -> Result<(), ManageError> {
+        let promises = self.promises().await?;
+        let (hosts, here) = (self.unreserved(&promises, None), Some(self.0.config.host));
+        let plan = placement::place(&hosts, policy, size_bytes, here, 1);
+        let copies = plan.map_err(ManageError::CannotPlace)?.policy.members();
+        self.check_promise(&promises, size_bytes.saturating_mul(copies as u64))
     }
 }

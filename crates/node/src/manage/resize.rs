@@ -7,9 +7,10 @@ use crate::node::Node;
 use crate::transaction::ATTEMPTS_MAX;
 use crate::volume_lock::table::Lock;
 use crate::volume_view::VolumeView;
-use atoll_format::id::{ComponentId, ObjectId};
+use atoll_format::id::ObjectId;
 use atoll_format::record::{self, LockPurpose, ObjectRecord, key};
 use atoll_format::units::BLOCK;
+use atoll_object::promised::promised_bytes;
 use atoll_object::{ObjectVolume, placement};
 use atoll_world::directory::{Directory, Entry};
 use atoll_world::{Components, Nanos, Volume, World, sometimes};
@@ -73,20 +74,20 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Refuses a growth for which there is no room, as [`Self::create_volume`] refuses the size.
     async fn check_growth(&self, view: &VolumeView, size_bytes: u64) -> Result<(), ManageError> {
+        let (record, objects) = (&view.record, &self.0.objects);
+        let promises = self.promises().await?;
         let grow = || {
-            let statuses = self.0.statuses.borrow();
-            let used = |component: ComponentId| {
-                let all = statuses.values().filter_map(|(_, s)| s.components.get(&component));
-                all.copied().max().unwrap_or(0)
-            };
-            placement::grow(&self.0.objects.inventory(), &view.record, size_bytes, used)
+            let hosts = self.unreserved(&promises, Some(record.id));
+            placement::grow(&hosts, record, size_bytes, |component| objects.used_bytes(component))
         };
         if grow().is_err() {
             // What is known of space may be seconds old.
             self.refresh_statuses().await;
             grow().map_err(ManageError::CannotPlace)?;
         }
-        Ok(())
+        let grown = ObjectRecord { size_bytes, ..record.clone() };
+        let more = promised_bytes(&grown) - promised_bytes(record);
+        self.check_promise(&promises, more)
     }
 
     /// A growth that its owner did not answer: done, or nobody knows.

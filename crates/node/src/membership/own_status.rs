@@ -2,6 +2,7 @@
 
 use crate::node::Node;
 use crate::status::{CopyStatus, GroupStatus, HostStatus, ObjectStatus};
+use atoll_format::units::BLOCK;
 use atoll_object::CopyProgress;
 use atoll_world::{Components, Nanos, World};
 
@@ -23,9 +24,16 @@ impl<W: World, S: Components> Node<W, S> {
                 .find(|g| g.id == store.group())
                 .map(|g| g.failure.clone())
                 .unwrap_or_default();
+            let components = store.list();
+            let unwritten = components.iter().map(|c| {
+                let bytes = u64::from(c.spec.blocks) * BLOCK;
+                bytes.saturating_sub(c.used_bytes)
+            });
             GroupStatus {
                 id: store.group(),
                 capacity_bytes: space.capacity_bytes,
+                device_bytes: Some(space.device_bytes),
+                unwritten_bytes: unwritten.sum(),
                 used_bytes: space.used_bytes,
                 free_bytes: space.free_bytes,
                 log_bytes: space.log_bytes,
@@ -49,7 +57,7 @@ impl<W: World, S: Components> Node<W, S> {
                 scrub_began_ms: scrub.began.map_or(0, unix_ms),
                 scrub_ended_ms: scrub.ended.map(unix_ms),
                 scrub_whole: scrub.whole,
-                components: store.list().len() as u32,
+                components: components.len() as u32,
                 free_components: Some(space.free_components),
             }
         });

@@ -105,8 +105,10 @@ impl<W: World, S: Components> Node<W, S> {
                     id: g.id,
                     healthy: g.healthy,
                     capacity_bytes: said.map_or(g.capacity_bytes, |s| s.capacity_bytes),
+                    device_bytes: said.and_then(|s| s.device_bytes).unwrap_or(g.capacity_bytes),
                     // Unknown space is no space: nothing is placed on a guess.
                     free_bytes: said.map_or(0, |s| s.free_bytes),
+                    unwritten_bytes: said.map_or(0, |s| s.unwritten_bytes),
                     free_components: said.and_then(|s| s.free_components).unwrap_or(u32::MAX),
                 }
             });
@@ -119,7 +121,9 @@ impl<W: World, S: Components> Node<W, S> {
             }
         });
         let views = views.collect();
-        self.0.objects.set_inventory(views);
+        let fresh = statuses.values().filter(|(at, _)| now.since(*at) < STATUS_FRESH);
+        let used = fresh.flat_map(|(_, s)| s.components.iter().map(|(&id, &bytes)| (id, bytes)));
+        self.0.objects.set_inventory(views, used.collect());
     }
 
     /// The cluster's hosts: record, whether it answers, and what it last said if that is fresh. A

@@ -30,6 +30,7 @@ use atoll_world::sync::Notify;
 use atoll_world::{Components, Lane, Nanos, World};
 use futures_util::future::LocalBoxFuture;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 /// An answer to a management request of another host.
@@ -162,8 +163,9 @@ impl<W: World, S: Components> HostObjects<W, S> {
         *self.0.admin.borrow_mut() = Some(handler);
     }
 
-    /// The hosts and their space, as known now: for rebuilding elsewhere and for names.
-    pub fn set_inventory(&self, hosts: Vec<HostView>) {
+    /// The hosts and their space, and what each component uses in bytes, as known now: for
+    /// rebuilding elsewhere and for names.
+    pub fn set_inventory(&self, hosts: Vec<HostView>, used: BTreeMap<ComponentId, u64>) {
         let room = |group: GroupId| {
             let mut groups = hosts.iter().flat_map(|host| &host.groups);
             groups.any(|g| g.id == group && g.healthy && g.free_bytes > 0)
@@ -172,11 +174,17 @@ impl<W: World, S: Components> HostObjects<W, S> {
             owner.on_inventory(room);
         }
         *self.0.ctx.inventory.borrow_mut() = hosts;
+        *self.0.ctx.used_bytes.borrow_mut() = used;
     }
 
     /// See [`set_inventory`](Self::set_inventory).
     pub fn inventory(&self) -> Vec<HostView> {
         self.0.ctx.inventory.borrow().clone()
+    }
+
+    /// Bytes that a component uses, if that is known.
+    pub fn used_bytes(&self, component: ComponentId) -> Option<u64> {
+        self.0.ctx.used_bytes.borrow().get(&component).copied()
     }
 
     /// Seconds that a member may be away before it is rebuilt elsewhere.

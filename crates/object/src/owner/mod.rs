@@ -116,6 +116,8 @@ pub(crate) struct OwnerState<W: World, P: Protocol> {
     next_try: RefCell<Readmissions>,
     /// Since when this owner has known members as absent.
     absent_since: RefCell<BTreeMap<ComponentId, Nanos>>,
+    /// Members that are due for repair and have no other place, as was told.
+    without_place: RefCell<BTreeSet<ComponentId>>,
 }
 
 impl<W: World, P: Protocol> Owner<W, P> {
@@ -158,6 +160,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
             no_space: NoSpace::default(),
             next_try: RefCell::default(),
             absent_since: RefCell::default(),
+            without_place: RefCell::default(),
         }))
     }
 

@@ -697,8 +697,18 @@ impl<W: World, P: Protocol> Owner<W, P> {
         }
         let Some(gone) = self.due_for_repair(leg) else { return false };
         let record = self.0.record.borrow().clone();
-        let Some((host, group)) = self.0.ctx.replacement(&record, leg.index, gone) else {
-            return false;
+        let (host, group) = match self.0.ctx.replacement(&record, leg.index, gone) {
+            Ok(place) => {
+                self.0.without_place.borrow_mut().remove(&gone);
+                place
+            }
+            Err(refusal) => {
+                if self.0.without_place.borrow_mut().insert(gone) {
+                    let why = refusal.to_string();
+                    self.0.ctx.event(Event::NoPlace { object: self.0.id, why });
+                }
+                return false;
+            }
         };
         sometimes!("resync.rebuild_elsewhere");
         let here = record.legs[leg.index].members.iter();

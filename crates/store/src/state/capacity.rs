@@ -422,7 +422,9 @@ impl CapacityMap {
     /// Adds the bytes of all devices in use.
     pub(crate) fn add_to(&self, space: &mut GroupSpace) {
         for map in self.devices.iter().filter(|map| !map.failed) {
-            space.capacity_bytes += u64::from(map.slots_usable()) * CHUNK;
+            let usable = u64::from(map.slots_usable()) * CHUNK;
+            space.capacity_bytes += usable;
+            space.device_bytes = usable.max(space.device_bytes);
             space.used_bytes += u64::from(map.slots.used() + map.slots_reserved) * CHUNK;
             space.free_bytes += u64::from(map.slots_free()) * CHUNK;
         }
