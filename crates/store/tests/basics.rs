@@ -251,7 +251,7 @@ fn uncommitted_operations_and_tickets_outlive_restarts_and_trimming() {
 fn discards_free_space_and_leave_tombstones() {
     let m = Machine::new(1, &formatted(1));
     let store = m.store();
-    let used = |store: &atoll_store::Store<_>| store.space().used_bytes >> 20;
+    let used = |store: &Store<_>| store.space().used_bytes >> 20;
     let session = m
         .world
         .run(async {
