@@ -6,11 +6,11 @@
 use crate::error::ManageError;
 use crate::node::Node;
 use crate::transaction::{ATTEMPTS_MAX, assert_guarded};
-use atoll_format::id::ObjectId;
+use atoll_format::id::{Epoch, ObjectId};
 use atoll_format::record::{self, MemberState, ObjectRecord, ObjectState, VolumeRecord, key};
 use atoll_object::message::{Reply, Request};
 use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn};
-use atoll_world::{Components, Lane, Nanos, World};
+use atoll_world::{Components, Lane, Nanos, StoreError, World, sometimes};
 
 impl<W: World, S: Components> Node<W, S> {
     /// Takes an object's name away and has its components deleted, if `still` holds of its record
@@ -102,14 +102,35 @@ impl<W: World, S: Components> Node<W, S> {
             let deadline = self.world().now() + Nanos::from_secs(3);
             let peers = self.0.objects.peers();
             let reply = peers.call(member.host, Lane::Control, request, deadline).await;
-            if !matches!(reply, Ok(Reply::Done)) && !lost {
-                return;
+            match reply {
+                Ok(Reply::Done) => {}
+                _ if lost => {}
+                Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > record.epoch => {
+                    return self.raise_deleted(record, revision, fenced).await;
+                }
+                _ => return,
             }
         }
         let key = key::object(record.id);
         let txn = Txn {
             compares: vec![Compare { key: key.clone(), modified: revision }],
             changes: vec![KeyChange::Delete(key)],
+        };
+        assert_guarded(&txn);
+        let _ = self.world().directory().txn(txn).await;
+    }
+
+    /// A component has promised an epoch that its object has not reached: of a damaged log, or of
+    /// before the directory was put back. Nobody raises the epoch of what is deleted but who
+    /// deletes it, as a takeover does otherwise; the next turn deletes by that epoch.
+    async fn raise_deleted(&self, record: &ObjectRecord, revision: Revision, fenced: Epoch) {
+        assert!(fenced > record.epoch, "{} is at {:?} already", record.id, record.epoch);
+        sometimes!("delete.raises_the_epoch");
+        let key = key::object(record.id);
+        let raised = ObjectRecord { epoch: fenced, ..record.clone() };
+        let txn = Txn {
+            compares: vec![Compare { key: key.clone(), modified: revision }],
+            changes: vec![KeyChange::Put(key, record::encode(&raised))],
         };
         assert_guarded(&txn);
         let _ = self.world().directory().txn(txn).await;

@@ -154,6 +154,11 @@ const TODAY: &[(u64, &str)] = &[
         "a copied discard of a chunk that was new to a copy left no trace: a copy that came back \
          later kept the bytes from before",
     ),
+    (
+        1_795_778_986_030,
+        "a copy whose damaged log promised an epoch above its volume's refused to be deleted (not \
+         reached by this seed any more: scenario deleted-volume-was-ahead-of-the-directory)",
+    ),
 ];
 
 /// All of them: each seed, what was wrong, and how it was run.

@@ -1040,6 +1040,32 @@ fn a_copy_that_is_left_over_keeps_no_owner_from_its_lease() {
     });
 }
 
+/// A damaged log, or a directory that was put back, leaves a copy with a promise that its volume
+/// has not reached. The volume has no owner any more that could get there.
+#[test]
+fn a_copy_that_has_promised_more_than_its_volume_is_deleted_with_it() {
+    with(3, |hosts| async move {
+        let node = hosts.node(0);
+        let id = make(&node, "v", MIB).await;
+        let record = node.volume("v").await.expect("there").record;
+        for (epoch, (_, member)) in (7..).zip(record.members()) {
+            let at = (0..3).find(|&host| host_id(host) == member.host).expect("one of the hosts");
+            let holder = hosts.node(usize::from(at));
+            let members = holder.objects().members();
+            let component = member.component;
+            let fence = Request::Fence { object: id, component, epoch: Epoch(epoch) };
+            members.handle(host_id(0), fence).await;
+            assert_eq!(members.fenced(component), Some(Epoch(epoch)));
+        }
+        node.delete_volume("v", None, false, false).await.expect("deleted");
+        hosts.wait(Nanos::from_secs(15)).await;
+        assert_eq!(hosts.keys("objects/"), Vec::<String>::new());
+        for host in 0..3 {
+            assert!(hosts.node(host).objects().members().components().is_empty(), "on {host}");
+        }
+    });
+}
+
 /// A shrink under way for a life that has ended is not carried out over what is written since.
 #[test]
 fn what_a_host_asked_for_before_it_died_ends_before_its_volume_is_opened() {
