@@ -8,7 +8,7 @@
 //! nothing of a head is believed before its CRC has been checked.
 
 use crate::checksum::{crc, crc_append};
-use crate::id::{ClusterId, HostId, Incarnation};
+use crate::id::{Addr, ClusterId, HostId, Incarnation};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -421,8 +421,12 @@ struct RawHello {
     version_max: U16,
     /// Which of the connections between the two this is.
     lane: u8,
+    /// The sender's shard.
+    from_shard: u8,
+    /// The shard that the sender believes to be talking to.
+    to_shard: u8,
     /// Zero.
-    reserved_a: [u8; 3],
+    reserved_a: u8,
     /// The sender's cluster.
     cluster: U64,
     /// The sender.
@@ -464,9 +468,9 @@ pub struct Hello {
     /// The sender's cluster.
     pub cluster: ClusterId,
     /// The sender.
-    pub from: HostId,
+    pub from: Addr,
     /// Who the sender believes to be talking to.
-    pub to: HostId,
+    pub to: Addr,
     /// This life of the sender.
     pub incarnation: Incarnation,
     /// What the sender offers; in a `Welcome` what both offer. Unknown ones are not an error.
@@ -492,10 +496,12 @@ impl Hello {
             version_min: self.version_min.into(),
             version_max: self.version_max.into(),
             lane: self.lane,
-            reserved_a: [0; 3],
+            from_shard: self.from.shard,
+            to_shard: self.to.shard,
+            reserved_a: 0,
             cluster: self.cluster.0.into(),
-            from: self.from.0.into(),
-            to: self.to.0.into(),
+            from: self.from.host.0.into(),
+            to: self.to.host.0.into(),
             incarnation: self.incarnation.0.into(),
             features: self.features.into(),
             window_requests: self.window_requests.into(),
@@ -514,7 +520,7 @@ impl Hello {
     pub fn decode(body: &[u8]) -> Result<Self, FrameError> {
         let raw = RawHello::ref_from_bytes(body)
             .map_err(|_| FrameError::BodyLen(u32::try_from(body.len()).unwrap_or(u32::MAX)))?;
-        if raw.reserved_a != [0; 3] || raw.reserved_b.get() != 0 {
+        if raw.reserved_a != 0 || raw.reserved_b.get() != 0 {
             return Err(FrameError::NotZero("reserved"));
         }
         let end = raw.name.iter().position(|&b| b == 0).unwrap_or(raw.name.len());
@@ -528,8 +534,8 @@ impl Hello {
             version_max: raw.version_max.get(),
             lane: raw.lane,
             cluster: ClusterId(raw.cluster.get()),
-            from: HostId(raw.from.get()),
-            to: HostId(raw.to.get()),
+            from: Addr { host: HostId(raw.from.get()), shard: raw.from_shard },
+            to: Addr { host: HostId(raw.to.get()), shard: raw.to_shard },
             incarnation: Incarnation(raw.incarnation.get()),
             features: raw.features.get(),
             window_requests: raw.window_requests.get(),
@@ -546,7 +552,7 @@ mod tests {
         VERSION_MAX,
     };
     use crate::checksum::crc;
-    use crate::id::{ClusterId, HostId, Incarnation};
+    use crate::id::{Addr, ClusterId, HostId, Incarnation};
     use zerocopy::{FromBytes, IntoBytes};
 
     const GOLDEN: &str = include_str!("../golden/frame.v2.hex");
@@ -562,8 +568,8 @@ mod tests {
             version_max: 1,
             lane: 2,
             cluster: ClusterId(0x1111_2222_3333_4444),
-            from: HostId(0x5555_6666_7777_8888),
-            to: HostId(0x9999_aaaa_bbbb_cccc),
+            from: HostId(0x5555_6666_7777_8888).into(),
+            to: HostId(0x9999_aaaa_bbbb_cccc).into(),
             incarnation: Incarnation(0xdddd_eeee_ffff_0000),
             features: 5,
             window_requests: 1024,
@@ -610,6 +616,9 @@ mod tests {
             assert_eq!(head.verify(&body, [&payload[..]]), Ok(()));
         }
         assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
+        let sharded = Addr { shard: 3, ..hello().from };
+        let sharded = Hello { from: sharded, to: Addr { shard: 15, ..hello().to }, ..hello() };
+        assert_eq!(Hello::decode(&sharded.encode()), Ok(sharded));
         let long = Hello { name: "\u{e9}".repeat(40), ..hello() };
         assert_eq!(Hello::decode(&long.encode()).unwrap().name, "\u{e9}".repeat(31));
     }
@@ -688,7 +697,7 @@ mod tests {
             assert_eq!(found, Err(expected));
         }
         let mut bad = body.clone();
-        bad[5] = 1;
+        bad[7] = 1;
         assert_eq!(Hello::decode(&bad), Err(FrameError::NotZero("reserved")));
         let mut bad = body.clone();
         bad[127] = b'x';

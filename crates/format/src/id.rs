@@ -80,6 +80,41 @@ hex_id!(
     ClientId
 );
 
+/// Where messages go: one shard of one host.
+///
+/// A shard is a thread of a host's process that has its own disk groups, and owners of objects.
+/// All shards of a process are one life ([`Incarnation`]). Written as the host's id, with
+/// `.3` behind it for shard 3 and nothing for shard 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Addr {
+    /// The host.
+    pub host: HostId,
+    /// Which of its shards, from 0 on. Every host has shard 0.
+    pub shard: u8,
+}
+
+impl From<HostId> for Addr {
+    /// Shard 0 of the host: the one that speaks for all of it.
+    fn from(host: HostId) -> Self {
+        Self { host, shard: 0 }
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shard {
+            0 => write!(f, "{}", self.host),
+            shard => write!(f, "{}.{shard}", self.host),
+        }
+    }
+}
+
+impl fmt::Debug for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Addr({self})")
+    }
+}
+
 /// Counts the owners of an object. A member refuses messages of a lower epoch (R1).
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,

@@ -15,7 +15,7 @@
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
 
 use crate::id::{
-    ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
+    Addr, ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
 };
 use crate::units::{CHUNK, COMPONENT_MAX};
 use serde::{Deserialize, Serialize};
@@ -171,6 +171,9 @@ pub struct GroupRecord {
     /// Why, in one sentence, when not healthy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failure: String,
+    /// The shard of its host that runs it in this life: members in it are asked there.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub shard: u8,
 }
 
 /// One labelled device.
@@ -397,8 +400,23 @@ pub struct StoppedRecord {
 pub struct OwnerRecord {
     /// Its host.
     pub host: HostId,
+    /// The shard of that host that it lives on.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub shard: u8,
     /// That life of the host (R5).
     pub incarnation: Incarnation,
+}
+
+impl OwnerRecord {
+    /// Where it is asked.
+    pub fn addr(&self) -> Addr {
+        Addr { host: self.host, shard: self.shard }
+    }
+}
+
+/// Whether that is the shard which every host has.
+fn is_first(shard: &u8) -> bool {
+    *shard == 0
 }
 
 /// One leg.
@@ -422,6 +440,13 @@ pub struct MemberRecord {
     pub group: GroupId,
     /// Its state; the directory alone says who is active (R20).
     pub state: MemberState,
+}
+
+impl MemberRecord {
+    /// The disk group that keeps it.
+    pub fn place(&self) -> (HostId, GroupId) {
+        (self.host, self.group)
+    }
 }
 
 /// The state of a member.
@@ -608,6 +633,7 @@ mod tests {
             capacity_bytes: 1 << 39,
             healthy: failure.is_empty(),
             failure: failure.into(),
+            shard: 0,
         };
         let host = HostRecord {
             version,
@@ -665,7 +691,7 @@ mod tests {
             legs: vec![LegRecord { members: members.clone() }, LegRecord { members: vec![] }],
             nonce: 11,
         };
-        let owner = OwnerRecord { host: HostId(0xa1), incarnation: Incarnation(7) };
+        let owner = OwnerRecord { host: HostId(0xa1), shard: 0, incarnation: Incarnation(7) };
         let reaped = ReapedRecord { version, component: ComponentId(0xe9) };
         let lock = LockRecord {
             version,

@@ -5,7 +5,7 @@ use crate::membership::twin;
 use crate::node::{Node, NodeConfig, NodeState};
 use atoll_format::id::Incarnation;
 use atoll_format::record::GroupRecord;
-use atoll_object::HostObjects;
+use atoll_object::{HostComponents, HostObjects};
 use atoll_world::{Components, World};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ impl<W: World, S: Components> Node<W, S> {
         let ids: BTreeSet<_> = groups.iter().map(|(_, record)| record.id).collect();
         assert_eq!(ids.len(), groups.len(), "a disk group is started twice: {ids:?}");
         let (stores, groups): (Vec<S>, Vec<GroupRecord>) = groups.into_iter().unzip();
-        let objects = HostObjects::start(world.clone(), identity, stores);
+        let objects = HostObjects::start(world.clone(), identity, stores, HostComponents::of(1));
         let state = NodeState::new(world.clone(), config, incarnation, objects, groups, kept);
         let node = Self(Rc::new(state));
         node.0.objects.set_admin(node.admin_handler());

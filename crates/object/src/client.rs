@@ -13,7 +13,7 @@ use crate::limits::{CLIENT_DEADLINE, HOLD, IO_MAX, PIECES_MAX, READ_DEADLINE, RE
 use crate::message::{ClientIo, ClientRequest, Reply, Request, client_crcs};
 use crate::owner::Owner;
 use crate::takeover::{TakeoverError, load};
-use atoll_format::id::{ClientId, HostId, ObjectId, Ticket};
+use atoll_format::id::{Addr, ClientId, ObjectId, Ticket};
 use atoll_format::op::OpKind;
 use atoll_format::units::{BLOCK, CHUNK, SECTOR};
 use atoll_transport::CallError;
@@ -300,7 +300,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
         }
     }
 
-    async fn on_not_owner(&self, host: Option<HostId>, since: &mut Option<Nanos>) {
+    async fn on_not_owner(&self, host: Option<Addr>, since: &mut Option<Nanos>) {
         let now = self.world().now();
         let first = *since.get_or_insert(now);
         if let Some(host) = host
@@ -380,7 +380,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 
     /// Before the first change: what an earlier connection of this client may still have on its way
     /// through another host is not carried out any more.
-    async fn be_admitted(&self, host: HostId) -> Result<(), Attempt<()>> {
+    async fn be_admitted(&self, host: Addr) -> Result<(), Attempt<()>> {
         if self.0.admission.get().is_some() {
             return Ok(());
         }
@@ -401,7 +401,7 @@ impl<W: World, S: Components> ObjectVolume<W, S> {
 
     async fn ask(
         &self,
-        host: HostId,
+        host: Addr,
         ticket: Ticket,
         retry: bool,
         at: u64,

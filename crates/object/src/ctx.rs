@@ -8,11 +8,11 @@ use crate::events::{Event, EventLog};
 use crate::hedge::HedgePolicy;
 use crate::message::{Reply, Request};
 use crate::placement::{self, HostView, Refusal};
-use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_format::id::{Addr, ComponentId, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
-use atoll_world::{Nanos, World};
+use atoll_world::{FixedMap, Nanos, World};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -25,6 +25,8 @@ impl<T: Service<Request = Request, Reply = Reply>> Protocol for T {}
 pub(crate) struct Ctx<W: World, P: Protocol> {
     pub world: W,
     pub host: HostId,
+    /// Where this shard of it is asked.
+    pub addr: Addr,
     pub incarnation: Incarnation,
     /// When this life began.
     pub started: Nanos,
@@ -35,6 +37,8 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     pub events: EventLog,
     /// The hosts and their space, as known now.
     pub inventory: RefCell<Vec<HostView>>,
+    /// Disk groups that are not on the first shard of their host: on which.
+    shards: RefCell<FixedMap<GroupId, (HostId, u8)>>,
     /// Bytes that components use, of all that are known.
     pub used_bytes: RefCell<BTreeMap<ComponentId, u64>>,
     /// Seconds that a member may be away before it is rebuilt elsewhere.
@@ -56,12 +60,14 @@ impl<W: World, P: Protocol> Ctx<W, P> {
     pub fn start(world: W, identity: Identity, service: P) -> Self {
         Self {
             host: identity.host,
+            addr: identity.addr(),
             incarnation: identity.incarnation,
             started: world.now(),
             peers: Peers::start(world.clone(), identity, service),
             hedge: HedgePolicy::default(),
             events: EventLog::default(),
             inventory: RefCell::default(),
+            shards: RefCell::default(),
             used_bytes: RefCell::default(),
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
@@ -74,7 +80,8 @@ impl<W: World, P: Protocol> Ctx<W, P> {
     }
     /// This life of this host, as the owner that a record names.
     pub fn me(&self) -> OwnerRecord {
-        OwnerRecord { host: self.host, incarnation: self.incarnation }
+        let Addr { host, shard } = self.addr;
+        OwnerRecord { host, shard, incarnation: self.incarnation }
     }
     pub fn is_me(&self, record: &ObjectRecord) -> bool {
         record.owner == Some(self.me())
@@ -87,13 +94,29 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let inventory = self.inventory.borrow();
         inventory.iter().find(|h| h.id == id).map_or_else(|| id.to_string(), |h| h.name.clone())
     }
-    /// Whether a call to that host has a chance.
-    pub fn is_reachable(&self, host: HostId) -> bool {
-        host == self.host || self.peers.peer(host).connected
+    /// Where a disk group is asked: the shard that runs it in the present life of its host, as far
+    /// as is known.
+    pub fn addr_of(&self, (host, group): (HostId, GroupId)) -> Addr {
+        let shards = self.shards.borrow();
+        let shard = shards.get(&group).filter(|(of, _)| *of == host).map_or(0, |&(_, shard)| shard);
+        Addr { host, shard }
     }
-    /// The present life of a host, if it is known.
-    pub fn life_of(&self, host: HostId) -> Option<Incarnation> {
-        self.peers.peer(host).incarnation
+    /// Whether a call to that disk group has a chance.
+    pub fn is_reachable(&self, at: (HostId, GroupId)) -> bool {
+        let addr = self.addr_of(at);
+        addr == self.addr || self.peers.peer(addr).connected
+    }
+    /// The present life of the host of a disk group, if it is known.
+    pub fn life_of(&self, at: (HostId, GroupId)) -> Option<Incarnation> {
+        self.peers.peer(self.addr_of(at)).incarnation
+    }
+    /// What is known of the hosts and their space from now on.
+    pub fn set_inventory(&self, hosts: Vec<HostView>, used: BTreeMap<ComponentId, u64>) {
+        let groups = hosts.iter().flat_map(|h| h.groups.iter().map(|g| (g.id, (h.id, g.shard))));
+        // Most hosts have one shard: nothing is looked up then.
+        *self.shards.borrow_mut() = groups.filter(|&(_, (_, shard))| shard != 0).collect();
+        *self.inventory.borrow_mut() = hosts;
+        *self.used_bytes.borrow_mut() = used;
     }
     /// Whether a takeover has to do with what answers, although it lacks something that it had
     /// acknowledged and an active copy that does not answer may have it: once that one counts as

@@ -4,7 +4,7 @@
 //! prolonged, so that the fence is answered after one grace at most.
 
 use crate::limits::{GRACE, LEASE};
-use atoll_format::id::{Epoch, HostId, Incarnation, ObjectId};
+use atoll_format::id::{Addr, Epoch, Incarnation, ObjectId};
 use atoll_world::{Nanos, mutant};
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub struct Grants {
 
 #[derive(Debug)]
 struct Grant {
-    host: HostId,
+    owner: Addr,
     incarnation: Incarnation,
     epoch: Epoch,
     serial: u64,
@@ -38,7 +38,7 @@ impl Grants {
     pub fn renew(
         &mut self,
         now: Nanos,
-        host: HostId,
+        owner: Addr,
         incarnation: Incarnation,
         serial: u64,
         (object, epoch): (ObjectId, Epoch),
@@ -51,7 +51,7 @@ impl Grants {
         let until = now + if mutant!("grants.grace_below_the_lease") { GRACE / 8 } else { GRACE };
         // Its own older epoch binds nobody; see `clear_at`.
         let own_binds = mutant!("grants.own_older_life_binds");
-        let binds = |grant: &Grant| grant.until > now && (grant.host != host || own_binds);
+        let binds = |grant: &Grant| grant.until > now && (grant.owner != owner || own_binds);
         let granted = match self.granted.get_mut(&object) {
             Some(grant) if grant.epoch == epoch && grant.incarnation == incarnation => {
                 // A late renewal neither shortens nor restarts what a later one granted.
@@ -66,11 +66,11 @@ impl Grants {
             Some(grant) if grant.epoch >= epoch => false,
             Some(grant) if binds(grant) => false,
             _ => {
-                let grant = Grant { host, incarnation, epoch, serial, until };
+                let grant = Grant { owner, incarnation, epoch, serial, until };
                 assert!(now + LEASE < until && until <= now + GRACE, "{grant:?} at {now}");
                 if let Some(old) = self.granted.insert(object, grant) {
                     assert!(old.epoch < epoch, "{old:?} is replaced by epoch {}", epoch.0);
-                    assert!(old.until <= now || old.host == host, "{old:?} binds at {now}");
+                    assert!(old.until <= now || old.owner == owner, "{old:?} binds at {now}");
                 }
                 true
             }
@@ -102,11 +102,12 @@ impl Grants {
         assert!(*fencing >= epoch && *fencing >= before, "a fence is never lowered");
     }
 
-    /// From when on that fence may be answered. A host that fences vouches for its own earlier
-    /// leases: an older life is dead (its data directory was locked), and this life starts a
-    /// takeover only when its own owner has stopped for good.
-    pub fn clear_at(&self, object: ObjectId, epoch: Epoch, host: HostId) -> Nanos {
-        let granted = self.granted.get(&object).filter(|g| g.epoch < epoch && g.host != host);
+    /// From when on that fence may be answered. A shard that fences vouches for its own
+    /// earlier leases: an older life is dead (its data directory was locked), and this life starts
+    /// a takeover only when its own owner has stopped for good. It does not vouch for another shard
+    /// of its host.
+    pub fn clear_at(&self, object: ObjectId, epoch: Epoch, owner: Addr) -> Nanos {
+        let granted = self.granted.get(&object).filter(|g| g.epoch < epoch && g.owner != owner);
         self.quiet_until.max(granted.map_or(Nanos::ZERO, |g| g.until))
     }
 
@@ -120,23 +121,18 @@ impl Grants {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use atoll_format::id::HostId;
 
     const OBJECT: ObjectId = ObjectId(7);
-    const A: (HostId, Incarnation) = (HostId(1), Incarnation(11));
-    const B: (HostId, Incarnation) = (HostId(2), Incarnation(22));
+    const A: (Addr, Incarnation) = (Addr { host: HostId(1), shard: 0 }, Incarnation(11));
+    const B: (Addr, Incarnation) = (Addr { host: HostId(2), shard: 0 }, Incarnation(22));
 
-    fn renew(
-        g: &mut Grants,
-        now: u64,
-        who: (HostId, Incarnation),
-        serial: u64,
-        epoch: u32,
-    ) -> bool {
+    fn renew(g: &mut Grants, now: u64, who: (Addr, Incarnation), serial: u64, epoch: u32) -> bool {
         let promised = Some(Epoch(epoch));
         g.renew(Nanos::from_ms(now), who.0, who.1, serial, (OBJECT, Epoch(epoch)), promised)
     }
 
-    fn clear_at(g: &Grants, epoch: u32, who: (HostId, Incarnation)) -> u64 {
+    fn clear_at(g: &Grants, epoch: u32, who: (Addr, Incarnation)) -> u64 {
         g.clear_at(OBJECT, Epoch(epoch), who.0).as_ms()
     }
 
@@ -164,6 +160,18 @@ mod tests {
         assert!(renew(&mut g, 10_100, restarted, 1, 2));
         assert!(!renew(&mut g, 10_200, A, 2, 1), "the old life is over");
         assert_eq!(clear_at(&g, 3, B), 10_100 + GRACE.as_ms());
+    }
+
+    /// Another shard of the same host may still serve what it was granted.
+    #[test]
+    fn a_fence_waits_for_the_grant_of_another_shard_of_its_host() {
+        let mut g = Grants::new(Nanos::ZERO);
+        let sibling = (Addr { shard: 1, ..A.0 }, A.1);
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        g.fence(OBJECT, Epoch(2));
+        assert_eq!(clear_at(&g, 2, sibling), 10_000 + GRACE.as_ms());
+        assert!(!renew(&mut g, 10_100, sibling, 1, 2));
+        assert_eq!(clear_at(&g, 2, A), GRACE.as_ms(), "its own");
     }
 
     #[test]

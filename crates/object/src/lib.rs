@@ -5,7 +5,7 @@
 //! - `limits`, `ranges`, `message`, `record_rules`, `placement`, `promised`: bounds, range
 //!   locks, what goes over the wire, what a record keeps, where components go, how much in all;
 //! - `events`, `hedge`, `ctx`, `failure`: what the owners of one host share, and what goes wrong;
-//! - `grants`, `member`: the members' half, which serves;
+//! - `grants`, `host_components`, `member`: the members' half, which serves;
 //! - `member_client`: what members are asked, typed;
 //! - `operation`, `leg`: what is in flight, and who has it; decisions without waiting;
 //! - `owner`: the owner's half; `takeover` makes an owner;
@@ -19,6 +19,7 @@ mod events;
 mod failure;
 pub mod grants;
 mod hedge;
+mod host_components;
 mod host_objects;
 mod iops_limit;
 mod layout;
@@ -37,5 +38,6 @@ mod takeover;
 
 pub use client::ObjectVolume;
 pub use events::Event;
+pub use host_components::HostComponents;
 pub use host_objects::{AdminHandler, HostObjects, HostService};
 pub use owner::{CopyProgress, OwnedObject, ResizeError};

@@ -5,17 +5,18 @@
 //! handler, so that a connection's order is the store's order (R2).
 
 use crate::grants::Grants;
+use crate::host_components::HostComponents;
 use crate::limits::{CHUNKS_PER_REPLY, GRACE, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
 use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs};
 use atoll_format::id::{
-    ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session, Ticket,
+    Addr, ComponentId, Epoch, GroupId, Incarnation, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::ReadBlocks;
 use atoll_world::{Components, StoreError, World, buf, mutant, sometimes};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -35,8 +36,9 @@ struct MembersState<W: World, S: Components> {
     /// Those whose promise is that of a damaged log: no owner of that epoch has been, as the
     /// directory says. It keeps no owner from its leases.
     void: RefCell<BTreeSet<ComponentId>>,
-    /// A disk that this host is to have cannot be used: what is not known may be on it.
-    lacks_disks: Cell<bool>,
+    /// Which shard this is, and what all shards of its host have.
+    shard: u8,
+    of_host: HostComponents,
     grants: RefCell<Grants>,
 }
 
@@ -47,8 +49,8 @@ impl<W: World, S: Components> Clone for Members<W, S> {
 }
 
 impl<W: World, S: Components> Members<W, S> {
-    /// Of a host that starts now with these stores.
-    pub fn new(world: W, stores: Vec<S>) -> Self {
+    /// Of a shard that starts now with these stores.
+    pub fn new(world: W, shard: u8, stores: Vec<S>, of_host: HostComponents) -> Self {
         let grants = RefCell::new(Grants::new(world.now()));
         let members = Self(Rc::new(MembersState {
             world,
@@ -57,12 +59,14 @@ impl<W: World, S: Components> Members<W, S> {
             by_object: RefCell::default(),
             attached: RefCell::default(),
             void: RefCell::default(),
-            lacks_disks: Cell::new(false),
+            shard,
+            of_host,
             grants,
         }));
         for store in stores {
             members.add_store(store);
         }
+        members.0.of_host.opened(shard);
         members
     }
 
@@ -83,6 +87,7 @@ impl<W: World, S: Components> Members<W, S> {
         self.0.attached.borrow_mut().remove(&id);
         self.0.void.borrow_mut().remove(&id);
         self.0.index.borrow_mut().insert(id, (store.clone(), object));
+        self.0.of_host.enter(self.0.shard, id);
         let mut by_object = self.0.by_object.borrow_mut();
         let ids = by_object.entry(object).or_default();
         if !ids.contains(&id) {
@@ -109,6 +114,7 @@ impl<W: World, S: Components> Members<W, S> {
     fn leave(&self, id: ComponentId) {
         self.0.void.borrow_mut().remove(&id);
         let Some((_, object)) = self.0.index.borrow_mut().remove(&id) else { return };
+        self.0.of_host.leave(self.0.shard, id);
         let mut by_object = self.0.by_object.borrow_mut();
         if let Some(ids) = by_object.get_mut(&object) {
             ids.retain(|&other| other != id);
@@ -121,16 +127,16 @@ impl<W: World, S: Components> Members<W, S> {
         self.audit();
     }
 
-    /// Whether a disk that this host is to have cannot be used now. A component that is not known
+    /// Whether a disk that this shard is to have cannot be used now. A component that is not known
     /// is then absent and may come back; else it is lost, and is rebuilt without the repair delay.
     pub fn set_lacks_disks(&self, lacks: bool) {
-        self.0.lacks_disks.set(lacks);
+        self.0.of_host.set_lacks_disks(self.0.shard, lacks);
     }
 
     fn store(&self, id: ComponentId) -> Result<S, StoreError> {
         let index = self.0.index.borrow();
         let found = index.get(&id).map(|(store, _)| store.clone());
-        found.ok_or(match self.0.lacks_disks.get() {
+        found.ok_or_else(|| match self.0.of_host.may_have(self.0.shard, id) {
             true => StoreError::NotOpen(id),
             false => StoreError::NoComponent(id),
         })
@@ -209,14 +215,14 @@ impl<W: World, S: Components> Members<W, S> {
     }
 
     /// Carries out one request of an owner (or of management, for create and delete).
-    pub async fn handle(&self, from: HostId, request: Request) -> Reply {
-        match self.carry_out(from, request).await {
+    pub async fn handle(&self, from: impl Into<Addr>, request: Request) -> Reply {
+        match self.carry_out(from.into(), request).await {
             Ok(reply) => reply,
             Err(error) => Reply::Failed(error),
         }
     }
 
-    async fn carry_out(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
+    async fn carry_out(&self, from: Addr, request: Request) -> Result<Reply, StoreError> {
         Ok(match request {
             Request::Append { component, session, op } => {
                 let store = self.attached(component)?;
@@ -246,7 +252,7 @@ impl<W: World, S: Components> Members<W, S> {
     }
 
     /// What is asked for less often, set apart: an append takes no memory for these.
-    async fn carry_out_rarer(&self, from: HostId, request: Request) -> Result<Reply, StoreError> {
+    async fn carry_out_rarer(&self, from: Addr, request: Request) -> Result<Reply, StoreError> {
         Ok(match request {
             Request::CopyIn { component, session, copy } => {
                 let sent = copy.blocks.len();
@@ -386,7 +392,7 @@ impl<W: World, S: Components> Members<W, S> {
 
     fn renew(
         &self,
-        from: HostId,
+        from: Addr,
         incarnation: Incarnation,
         serial: u64,
         objects: &[(ObjectId, Epoch)],
@@ -405,7 +411,7 @@ impl<W: World, S: Components> Members<W, S> {
 
     async fn fence(
         &self,
-        from: HostId,
+        from: Addr,
         object: ObjectId,
         component: ComponentId,
         epoch: Epoch,

@@ -67,8 +67,16 @@ impl From<MemberError> for Interrupted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Endpoint {
     pub host: HostId,
+    pub group: GroupId,
     pub component: ComponentId,
     pub session: Session,
+}
+
+impl Endpoint {
+    /// The disk group that has it.
+    fn place(&self) -> (HostId, GroupId) {
+        (self.host, self.group)
+    }
 }
 
 /// What a member says when a session is opened to it.
@@ -99,21 +107,23 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     /// `accept` takes what is an answer to the request. The request is sent before this returns.
     fn call<T, F: FnOnce(Reply) -> Option<T> + 'static>(
         &self,
-        host: HostId,
+        at: (HostId, GroupId),
         lane: Lane,
         request: Request,
         until: Nanos,
         accept: F,
     ) -> impl Future<Output = Result<T, MemberError>> + 'static + use<W, P, T, F> {
         let epoch = self.epoch;
-        self.ctx.peers.call(host, lane, request, until).map(move |reply| match reply {
-            Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {
-                Err(MemberError::Superseded(fenced))
-            }
-            Ok(Reply::Failed(error)) => Err(MemberError::Store(error)),
-            Ok(reply) => accept(reply).ok_or(MemberError::NotUnderstood),
-            Err(error) => Err(MemberError::NoAnswer(error)),
-        })
+        self.ctx.peers.call(self.ctx.addr_of(at), lane, request, until).map(
+            move |reply| match reply {
+                Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {
+                    Err(MemberError::Superseded(fenced))
+                }
+                Ok(Reply::Failed(error)) => Err(MemberError::Store(error)),
+                Ok(reply) => accept(reply).ok_or(MemberError::NotUnderstood),
+                Err(error) => Err(MemberError::NoAnswer(error)),
+            },
+        )
     }
 
     /// Refuse lower epochs; returns when no lease of an older owner can be running (R6, R9).
@@ -125,7 +135,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     ) -> Result<(), MemberError> {
         let request = Request::Fence { object, component: to.component, epoch: self.epoch };
         let accept = |reply: Reply| matches!(reply, Reply::Promise { .. }).then_some(());
-        self.call(to.host, Lane::Control, request, until, accept).await
+        self.call(to.place(), Lane::Control, request, until, accept).await
     }
 
     /// Opens the session that `to` names (R2). `incomplete`: to bring the member up to date from
@@ -137,7 +147,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         until: Nanos,
     ) -> impl Future<Output = Result<Attached, MemberError>> + 'static + use<W, P> {
         let request = Request::Attach { component: to.component, session: to.session, incomplete };
-        self.call(to.host, Lane::Control, request, until, |reply| match reply {
+        self.call(to.place(), Lane::Control, request, until, |reply| match reply {
             Reply::Promise { promise, doubtful } => Some(Attached { promise, doubtful }),
             _ => None,
         })
@@ -147,7 +157,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     /// returns.
     pub async fn complete(&self, to: Endpoint, up_to: Seq) -> Result<(), MemberError> {
         let request = Request::Complete { component: to.component, session: to.session, up_to };
-        self.call(to.host, Lane::Control, request, self.within(CALL_DEADLINE), done).await
+        self.call(to.place(), Lane::Control, request, self.within(CALL_DEADLINE), done).await
     }
 
     /// All operations above the watermark that the member knows, ascending.
@@ -158,7 +168,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
             let request =
                 Request::Uncommitted { component: to.component, session: to.session, after };
             let until = self.within(READ_DEADLINE);
-            let page = self.call(to.host, Lane::Control, request, until, |reply| match reply {
+            let page = self.call(to.place(), Lane::Control, request, until, |reply| match reply {
                 Reply::Ops { ops, more } => Some((ops, more)),
                 _ => None,
             });
@@ -179,7 +189,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         loop {
             let request = Request::Tickets { component: to.component, session: to.session, after };
             let until = self.within(CALL_DEADLINE);
-            let page = self.call(to.host, Lane::Control, request, until, |reply| match reply {
+            let page = self.call(to.place(), Lane::Control, request, until, |reply| match reply {
                 Reply::Tickets { tickets, more } => Some((tickets, more)),
                 _ => None,
             });
@@ -196,7 +206,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     /// Remembers and forgets operations of clients; in order with appends.
     pub async fn set_tickets(&self, to: Endpoint, set: SetTickets) -> Result<(), MemberError> {
         let request = Request::SetTickets { component: to.component, session: to.session, set };
-        self.call(to.host, Lane::Data, request, self.within(READ_DEADLINE), done).await
+        self.call(to.place(), Lane::Data, request, self.within(READ_DEADLINE), done).await
     }
 
     /// Whether that operation of a client is there (R21).
@@ -207,7 +217,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     ) -> impl Future<Output = Result<bool, MemberError>> + 'static + use<W, P> {
         let request = Request::Applied { component: to.component, session: to.session, ticket };
         let until = self.within(CALL_DEADLINE);
-        self.call(to.host, Lane::Control, request, until, |reply| match reply {
+        self.call(to.place(), Lane::Control, request, until, |reply| match reply {
             Reply::Yes(applied) => Some(applied),
             _ => None,
         })
@@ -217,7 +227,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     pub async fn status(&self, to: Endpoint, span: Nanos) -> Result<ComponentStatus, MemberError> {
         let request = Request::Status { component: to.component };
         let until = self.within(span);
-        self.call(to.host, Lane::Control, request, until, |reply| match reply {
+        self.call(to.place(), Lane::Control, request, until, |reply| match reply {
             Reply::Status(status) => Some(status),
             _ => None,
         })
@@ -227,18 +237,18 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     /// Makes a component.
     pub async fn create(
         &self,
-        (host, group): (HostId, GroupId),
+        at: (HostId, GroupId),
         component: ComponentId,
         spec: ComponentSpec,
     ) -> Result<(), MemberError> {
-        let request = Request::Create { group, component, spec };
-        self.call(host, Lane::Control, request, self.within(CALL_DEADLINE), done).await
+        let request = Request::Create { group: at.1, component, spec };
+        self.call(at, Lane::Control, request, self.within(CALL_DEADLINE), done).await
     }
 
     /// Raises the component's largest size to so many blocks.
     pub async fn grow(&self, to: Endpoint, blocks: u32, until: Nanos) -> Result<(), MemberError> {
         let request = Request::Grow { component: to.component, epoch: self.epoch, blocks };
-        self.call(to.host, Lane::Control, request, until, done).await
+        self.call(to.place(), Lane::Control, request, until, done).await
     }
 
     /// The tags of all blocks of a chunk.
@@ -250,7 +260,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     ) -> Result<Vec<BlockTag>, MemberError> {
         let request = Request::Tags { component: to.component, session: to.session, chunk };
         let until = self.within(READ_DEADLINE);
-        self.call(to.host, lane, request, until, |reply| match reply {
+        self.call(to.place(), lane, request, until, |reply| match reply {
             Reply::Tags(tags) if tags.len() == BLOCKS_PER_CHUNK as usize => Some(tags),
             _ => None,
         })
@@ -270,7 +280,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
             let (component, session) = (to.component, to.session);
             let request = Request::ChunksSince { component, session, since, first };
             let until = self.within(READ_DEADLINE);
-            let page = self.call(to.host, Lane::Bulk, request, until, |reply| match reply {
+            let page = self.call(to.place(), Lane::Bulk, request, until, |reply| match reply {
                 Reply::Chunks { chunks, more } => Some((chunks, more)),
                 _ => None,
             });
@@ -295,7 +305,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         seq: Seq,
     ) -> impl Future<Output = Result<(), MemberError>> + 'static + use<W, P> {
         let request = Request::Committed { component: to.component, session: to.session, seq };
-        self.call(to.host, Lane::Data, request, self.within(CALL_DEADLINE), done)
+        self.call(to.place(), Lane::Data, request, self.within(CALL_DEADLINE), done)
     }
 
     /// Sets a slot aside for a chunk.
@@ -305,7 +315,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         chunk: u32,
     ) -> impl Future<Output = Result<(), MemberError>> + 'static + use<W, P> {
         let request = Request::Reserve { component: to.component, session: to.session, chunk };
-        self.call(to.host, Lane::Data, request, self.within(RESERVE_DEADLINE), done)
+        self.call(to.place(), Lane::Data, request, self.within(RESERVE_DEADLINE), done)
     }
 
     /// One operation of the object.
@@ -316,7 +326,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     ) -> impl Future<Output = Result<(), MemberError>> + 'static + use<W, P> {
         assert_eq!(to.session.epoch, self.epoch, "{:?} in a session of another owner", op.id);
         let request = Request::Append { component: to.component, session: to.session, op };
-        self.call(to.host, Lane::Data, request, self.within(APPEND_DEADLINE), done)
+        self.call(to.place(), Lane::Data, request, self.within(APPEND_DEADLINE), done)
     }
 
     /// Blocks, verified, with their tags.
@@ -328,7 +338,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     ) -> impl Future<Output = Result<ReadBlocks, MemberError>> + 'static + use<W, P> {
         let request = Request::Read { component: to.component, session: to.session, range };
         let until = self.within(READ_DEADLINE);
-        self.call(to.host, lane, request, until, move |reply| match reply {
+        self.call(to.place(), lane, request, until, move |reply| match reply {
             Reply::Blocks(blocks) if blocks.tags.len() == usize::from(range.count) => Some(blocks),
             _ => None,
         })
@@ -345,7 +355,7 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         assert!(copy.tickets_fit(), "{} tickets", copy.tickets.len());
         let request = Request::CopyIn { component: to.component, session: to.session, copy };
         let until = self.within(span);
-        self.call(to.host, Lane::Bulk, request, until, |reply| match reply {
+        self.call(to.place(), Lane::Bulk, request, until, |reply| match reply {
             Reply::Copied(blocks) => Some(blocks),
             _ => None,
         })

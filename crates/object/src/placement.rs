@@ -68,6 +68,8 @@ pub struct GroupView {
     pub unwritten_bytes: u64,
     /// Components that can still be made in it: its table of them has an end, too.
     pub free_components: u32,
+    /// The shard of its host that runs it.
+    pub shard: u8,
 }
 
 impl GroupView {
@@ -998,7 +1000,7 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
         size_bytes,
         policy: policy.clone(),
         epoch: Epoch(u32::MAX),
-        owner: Some(OwnerRecord { host, incarnation: Incarnation(u64::MAX) }),
+        owner: Some(OwnerRecord { host, shard: 0, incarnation: Incarnation(u64::MAX) }),
         seq_base: Seq(u64::MAX),
         legs: vec![LegRecord { members: Vec::new() }; legs],
         nonce: u64::MAX,
@@ -1376,6 +1378,7 @@ mod tests {
                     free_bytes,
                     unwritten_bytes: 0,
                     free_components: u32::MAX,
+                    shard: 0,
                 })
                 .collect(),
         };
@@ -1845,7 +1848,7 @@ mod tests {
             LegPlacement { members: vec![at(2), at(4)], bytes: 4 * G },
         ];
         let mut record = object_on(&policy(1, 2), 8 * G, &legs);
-        record.owner = Some(OwnerRecord { host: HostId(1), incarnation: Incarnation(1) });
+        record.owner = Some(OwnerRecord { host: HostId(1), shard: 0, incarnation: Incarnation(1) });
         let told = explain(&record, &hosts);
         let why = |leg: usize, member: usize| told.legs[leg].members[member].why;
         assert_eq!(why(0, 0), Why::Near);
@@ -1944,6 +1947,7 @@ mod tests {
                     free_bytes: free * CHUNK,
                     unwritten_bytes: free * used * CHUNK,
                     free_components: entries,
+                    shard: 0,
                 };
                 HostView {
                     id: HostId(i as u64),

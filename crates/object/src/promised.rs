@@ -201,6 +201,7 @@ mod tests {
             free_bytes,
             unwritten_bytes: 0,
             free_components: 1,
+            shard: 0,
         };
         let mut hosts = [HostView {
             id: HostId(1),

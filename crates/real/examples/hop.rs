@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example hop [seconds per row]`
 
-use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
 use atoll_real::{RealNet, RealWorld, Shard, now, run, sleep_until};
 use atoll_transport::{BadMessage, Encoded, Identity, Message, Peers, Service};
 use atoll_world::directory::{
@@ -37,7 +37,7 @@ struct Sink;
 impl Service for Sink {
     type Request = Data;
     type Reply = Data;
-    fn handle(&self, _from: HostId, request: Data) -> impl Future<Output = Data> + 'static {
+    fn handle(&self, _from: Addr, request: Data) -> impl Future<Output = Data> + 'static {
         drop(request.0);
         async { Data(vec![], vec![0; 16]) }
     }
@@ -45,7 +45,14 @@ impl Service for Sink {
 
 fn start(host: HostId, net: RealNet) -> Peers<RealWorld<NoDirectory>, Sink> {
     let name = format!("{host}");
-    let identity = Identity { cluster: ClusterId(1), host, incarnation: Incarnation(1), name };
+    let identity = Identity {
+        cluster: ClusterId(1),
+        host,
+        shard: 0,
+        shards: 1,
+        incarnation: Incarnation(1),
+        name,
+    };
     Peers::start(RealWorld::new(net, NoDirectory).expect("entropy"), identity, Sink)
 }
 

@@ -85,6 +85,11 @@ fn socket_for(address: SocketAddr) -> io::Result<TcpSocket> {
     if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }
 }
 
+/// Processes have one shard.
+fn no_shard(shard: u8) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("this process has no shard {shard}"))
+}
+
 impl Net for RealNet {
     type Conn = RealConn;
 
@@ -100,6 +105,14 @@ impl Net for RealNet {
             }
         }
         Err(last)
+    }
+
+    async fn connect_shard(&self, shard: u8, _lane: Lane) -> io::Result<RealConn> {
+        Err(no_shard(shard))
+    }
+
+    fn hand_over(&self, _conn: &RealConn, _first: Packet, shard: u8) -> io::Result<()> {
+        Err(no_shard(shard))
     }
 
     async fn accept(&self) -> io::Result<RealConn> {

@@ -1,7 +1,7 @@
 //! The transport over real TCP on loopback addresses, and client streams.
 
 use atoll_format::frame::{FrameHead, FrameKind, VERSION_MAX};
-use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
 use atoll_real::{
     RealConn, RealNet, RealStream, RealWorld, Shard, StreamListener, now, run, sleep_until,
 };
@@ -47,7 +47,7 @@ struct Twice {
 impl Service for Twice {
     type Request = Bytes;
     type Reply = Bytes;
-    fn handle(&self, _from: HostId, request: Bytes) -> impl Future<Output = Bytes> + 'static {
+    fn handle(&self, _from: Addr, request: Bytes) -> impl Future<Output = Bytes> + 'static {
         self.seen.borrow_mut().push(request.0);
         async move {
             assert!(request.1.iter().all(|p| p.is_aligned()), "payloads are ready for a disk");
@@ -59,8 +59,14 @@ impl Service for Twice {
 type Host = Peers<RealWorld<NoDirectory>, Twice>;
 
 fn start(net: &RealNet, host: HostId, service: Twice) -> Host {
-    let identity =
-        Identity { cluster: ClusterId(1), host, incarnation: Incarnation(1), name: "x".into() };
+    let identity = Identity {
+        cluster: ClusterId(1),
+        host,
+        shard: 0,
+        shards: 1,
+        incarnation: Incarnation(1),
+        name: "x".into(),
+    };
     Peers::start(RealWorld::new(net.clone(), NoDirectory).unwrap(), identity, service)
 }
 

@@ -100,7 +100,8 @@ struct Port {
     booked: (Nanos, Nanos),
     powered: bool,
     dying: bool,
-    accept: Option<Queue<SimConn>>,
+    /// Of each shard of its process; none while it has none.
+    accepts: Vec<Queue<SimConn>>,
     /// Connections whose end here vanished without a word.
     orphans: Vec<Weak<Pair>>,
 }
@@ -152,7 +153,7 @@ impl Fabric {
             booked: (Nanos::ZERO, Nanos::ZERO),
             powered: true,
             dying: false,
-            accept: None,
+            accepts: Vec::new(),
             orphans: Vec::new(),
         };
         let n = usize::from(hosts);
@@ -180,14 +181,15 @@ impl Fabric {
         }))
     }
 
-    /// The end of a new life of `host`: it listens from now on.
+    /// The end of a new life of `host`: it listens from now on. Its other shards are there with
+    /// [`SimNet::of_next_shard`].
     pub fn attach(&self, host: u16) -> SimNet {
-        let accept = Queue::default();
+        let accept: Queue<SimConn> = Queue::default();
         let orphans = {
             let mut ports = self.0.ports.borrow_mut();
             let port = &mut ports[usize::from(host)];
             port.powered = true;
-            port.accept = Some(accept.clone());
+            port.accepts = vec![accept.clone()];
             std::mem::take(&mut port.orphans)
         };
         // Whoever still talks to the old life is told so.
@@ -202,14 +204,14 @@ impl Fabric {
     /// From here until [`Fabric::detached`], connections that `host` drops are reset (its process
     /// dies) or forgotten (its power is gone).
     pub fn detaching(&self, host: u16, power_lost: bool) {
-        let accept = {
+        let accepts = {
             let mut ports = self.0.ports.borrow_mut();
             let port = &mut ports[usize::from(host)];
             port.dying = true;
             port.powered = !power_lost;
-            port.accept.take()
+            std::mem::take(&mut port.accepts)
         };
-        if let Some(accept) = accept {
+        for accept in accepts {
             // Connections that nobody had accepted yet go the same way.
             while accept.try_pop().is_some() {}
         }
@@ -503,7 +505,7 @@ impl Net for SimNet {
             let cut = is_cut(self.host, to) || is_cut(to, self.host);
             let (powered, accept) = {
                 let port = &fabric.ports.borrow()[there];
-                (port.powered, port.accept.clone())
+                (port.powered, port.accepts.first().cloned())
             };
             match accept {
                 Some(accept) if powered && !cut => {
@@ -519,12 +521,40 @@ impl Net for SimNet {
         }
     }
 
+    async fn connect_shard(&self, shard: u8, lane: Lane) -> io::Result<SimConn> {
+        let accept = self.shard(shard).ok_or(io::ErrorKind::ConnectionRefused)?;
+        Ok(self.established(self.host, lane, &accept))
+    }
+
+    fn hand_over(&self, conn: &SimConn, first: Packet, shard: u8) -> io::Result<()> {
+        let accept = self.shard(shard).ok_or(io::ErrorKind::ConnectionRefused)?;
+        let End { pair, side } = &*conn.0;
+        pair.sides[*side].borrow_mut().inbox.push_front(first);
+        accept.push(conn.clone());
+        Ok(())
+    }
+
     async fn accept(&self) -> io::Result<SimConn> {
         self.accept.pop().await.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
 impl SimNet {
+    /// The end of the network of one more shard of the same life.
+    pub fn of_next_shard(&self) -> Self {
+        let accept: Queue<SimConn> = Queue::default();
+        let mut ports = self.fabric.0.ports.borrow_mut();
+        ports[usize::from(self.host)].accepts.push(accept.clone());
+        Self { accept, ..self.clone() }
+    }
+
+    fn shard(&self, shard: u8) -> Option<Queue<SimConn>> {
+        self.fabric.0.ports.borrow()[usize::from(self.host)]
+            .accepts
+            .get(usize::from(shard))
+            .cloned()
+    }
+
     fn established(&self, to: u16, lane: Lane, accept: &Queue<SimConn>) -> SimConn {
         let fabric = &self.fabric.0;
         fabric.next.set(fabric.next.get() + 1);

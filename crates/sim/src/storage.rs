@@ -48,6 +48,7 @@ impl Storage for ReferenceStorage {
             capacity_bytes: 1 << 34,
             healthy: true,
             failure: String::new(),
+            shard: 0,
         };
         Ok(vec![(store, record)])
     }
@@ -181,6 +182,7 @@ impl Storage for RealStorage {
             capacity_bytes: store.space().capacity_bytes,
             healthy: true,
             failure: String::new(),
+            shard: 0,
         };
         Ok(vec![(store, record)])
     }

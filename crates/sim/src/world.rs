@@ -41,6 +41,22 @@ impl SimWorld {
         Self(Rc::new(Inner { executor: executor.clone(), life, clock, cpu, rng, net, directory }))
     }
 
+    /// The world of one more shard of the same process, on a core of its own.
+    #[must_use]
+    pub fn of_next_shard(&self, cpu: Rc<Cpu>) -> Self {
+        let Inner { executor, life, clock, net, directory, .. } = &*self.0;
+        let rng = RefCell::new(self.0.rng.borrow_mut().fork());
+        Self(Rc::new(Inner {
+            executor: executor.clone(),
+            life: *life,
+            clock: clock.clone(),
+            cpu,
+            rng,
+            net: net.of_next_shard(),
+            directory: directory.clone(),
+        }))
+    }
+
     /// Which life it is.
     pub fn life(&self) -> LifeId {
         self.0.life

@@ -2,6 +2,7 @@
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session};
 use atoll_format::op::BlockRange;
+use atoll_object::HostComponents;
 use atoll_object::member::Members;
 use atoll_object::message::{Reply, Request};
 use atoll_sim::disk::DiskProfile;
@@ -29,7 +30,7 @@ fn what_was_asked_in_an_earlier_session_is_refused() {
     let (executor, booted) = (machines.executor().clone(), members.clone());
     machines.set_boot(move |_, _, world| {
         let store = ReferenceStore::new(&executor, GroupId(1), 1 << 30, Rng::named(1, "store"));
-        *booted.borrow_mut() = Some(Members::new(world, vec![store]));
+        *booted.borrow_mut() = Some(Members::new(world, 0, vec![store], HostComponents::of(1)));
     });
     machines.start(0);
     let test = async move {

@@ -9,7 +9,7 @@ use crate::message::{Message, Service, audit_encoded};
 use crate::outgoing::{Call, cost};
 use crate::state::TransportState;
 use atoll_format::frame::{BODY_MAX, PAYLOAD_MAX};
-use atoll_format::id::HostId;
+use atoll_format::id::Addr;
 use atoll_world::buf::total_len;
 use atoll_world::sync::{Receiver, oneshot};
 use atoll_world::{Lane, Nanos, Persist, Stage, World};
@@ -30,16 +30,15 @@ impl<W: World, S: Service> TransportState<W, S> {
     }
 
     pub(crate) fn call_peer(
-        &self,
-        to: HostId,
+        self: &Rc<Self>,
+        to: Addr,
         lane: Lane,
         request: S::Request,
         deadline: Nanos,
     ) -> PendingCall<W, S::Reply> {
         let refuse = |error| PendingCall::Ready(Some(Err(self.unreachable(error))));
         self.count(|c| c.calls_remote += 1);
-        let peer = self.peers.borrow().get(&to).cloned();
-        let Some(peer) = peer.filter(|p| !p.endpoints.borrow().is_empty()) else {
+        let Some(peer) = self.wanted(to) else {
             return refuse(CallError::Unreachable);
         };
         let (reply_bytes, leads_on) = (request.reply_bytes(), request.leads_on());
@@ -88,7 +87,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         let state = self.clone();
         // To its end, as a remote one would. Made where it stays: it is large.
         let mut handled = self.world.persist(async move {
-            let reply = state.service.handle(state.identity.host, request).await;
+            let reply = state.service.handle(state.identity.addr(), request).await;
             let in_time = state.local.borrow_mut().remove(&id).is_some();
             state.count(|c| c.replies_late += u64::from(!in_time));
             in_time.then_some(reply)

@@ -29,7 +29,7 @@ impl<W: World, S: Service> TransportState<W, S> {
                 return;
             }
             if peer.spoke_before.replace(Some(life)) == Some(link.life) {
-                self.twin(Twin::Alternates { host: peer.host });
+                self.twin(Twin::Alternates { host: peer.addr.host });
             }
         }
         let is_later = last.is_none_or(|(_, serial)| serial < link.serial);
@@ -58,7 +58,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         if last.is_some_and(|last| last != incarnation) {
             self.close_all(peer, "another life of this host has connected");
             let left = Lane::ALL.into_iter().any(|lane| peer.is_linked(lane));
-            assert!(!left, "a connection of {} outlives {last:?}", peer.host);
+            assert!(!left, "a connection of {} outlives {last:?}", peer.addr);
         }
         self.changed.notify_all();
     }
@@ -67,9 +67,9 @@ impl<W: World, S: Service> TransportState<W, S> {
     pub(crate) fn lane_up(&self, peer: &Peer<W, S>, lane: Lane, link: Link<W>, window: Window) {
         let out = &peer.lanes[lane as usize];
         assert_eq!(peer.incarnation.get(), Some(link.life), "the life that shook hands last");
-        assert!(!peer.removed.get(), "a connection to {}, which was removed", peer.host);
+        assert!(!peer.removed.get(), "a connection to {}, which was removed", peer.addr);
         let before = out.link.borrow_mut().replace(link);
-        assert!(before.is_none(), "two connections to {} on one lane", peer.host);
+        assert!(before.is_none(), "two connections to {} on one lane", peer.addr);
         out.calls.borrow_mut().on_up(window);
         self.count(|c| c.connects += 1);
         self.pump(peer, lane);
@@ -130,11 +130,11 @@ impl<W: World, S: Service> TransportState<W, S> {
         }
         let now = accepted[lane as usize].as_ref().map(|l| l.serial);
         assert!(now.is_none_or(|now| now > serial), "{now:?} follows {serial}, which has ended");
-        // A host that nobody named, and that has left: forget it.
-        if accepted.iter().all(Option::is_none) && peer.endpoints.borrow().is_empty() {
+        // One that nobody asked for, and that has left: forget it.
+        if accepted.iter().all(Option::is_none) && !peer.dialled.get() {
             let mut peers = self.peers.borrow_mut();
-            if peers.get(&peer.host).is_some_and(|p| Rc::ptr_eq(p, peer)) {
-                peers.remove(&peer.host);
+            if peers.get(&peer.addr).is_some_and(|p| Rc::ptr_eq(p, peer)) {
+                peers.remove(&peer.addr);
             }
         }
     }
@@ -160,8 +160,8 @@ impl<W: World, S: Service> TransportState<W, S> {
 
     /// Ends all relations with a peer that is no longer in the table.
     pub(crate) fn part(&self, peer: &Peer<W, S>, why: &str) {
-        let known = self.peers.borrow().get(&peer.host).is_some_and(|p| std::ptr::eq(&**p, peer));
-        assert!(!known, "host {} is parted with and still in the table", peer.host);
+        let known = self.peers.borrow().get(&peer.addr).is_some_and(|p| std::ptr::eq(&**p, peer));
+        assert!(!known, "host {} is parted with and still in the table", peer.addr);
         peer.removed.set(true);
         self.close_all(peer, why);
         for lane in Lane::ALL {
@@ -176,7 +176,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         let out = &peer.lanes[lane as usize];
         let link = out.link.borrow();
         let Some(link) = &*link else { return };
-        assert!(out.calls.borrow().is_up(), "a connection to {} that carries nothing", peer.host);
+        assert!(out.calls.borrow().is_up(), "a connection to {} that carries nothing", peer.addr);
         loop {
             let next = out.calls.borrow_mut().next();
             let Some((id, message)) = next else { return };

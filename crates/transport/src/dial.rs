@@ -1,5 +1,5 @@
-//! The way out: opens the connection of one lane to one peer, again and again, and reads its
-//! replies.
+//! The way out: to a peer that is asked, opens the connection of each lane, again and again, and
+//! reads its replies.
 //!
 //! ```text
 //!   opening --ok--> up --lost--> opening (at once if it had lived long, else after a pause)
@@ -18,14 +18,51 @@ use crate::state::{ConnOf, Link, Peer, TransportState};
 use atoll_format::frame::{
     FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
+use atoll_format::id::Addr;
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::select;
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
+impl<W: World, S: Service> TransportState<W, S> {
+    /// The peer at that address, which is connected to from now on; none if its host is not known,
+    /// or has no such shard, as far as is known, or there are too many.
+    pub(crate) fn wanted(self: &Rc<Self>, addr: Addr) -> Option<Rc<Peer<W, S>>> {
+        let known = self.peers.borrow().get(&addr).filter(|peer| peer.dialled.get()).cloned();
+        let peer = match known {
+            Some(peer) => peer,
+            None => self.dial(addr)?,
+        };
+        peer.wanted.set(true);
+        Some(peer)
+    }
+
+    /// Begins to connect to a peer, if it is known how.
+    pub(crate) fn dial(self: &Rc<Self>, addr: Addr) -> Option<Rc<Peer<W, S>>> {
+        let endpoints = match self.identity.is_sibling(addr) {
+            true => Vec::new(),
+            false => self.hosts.borrow().get(&addr.host)?.clone(),
+        };
+        if self.stopped.get() {
+            return None;
+        }
+        let peer = self.peer_or_new(addr)?;
+        if *peer.endpoints.borrow() != endpoints {
+            *peer.endpoints.borrow_mut() = endpoints;
+            peer.kick.notify_all();
+        }
+        if !peer.dialled.replace(true) {
+            for lane in Lane::ALL {
+                self.world.spawn(run(self.clone(), peer.clone(), lane));
+            }
+        }
+        Some(peer)
+    }
+}
+
 /// Runs until the peer is removed.
-pub(crate) async fn run<W: World, S: Service>(
+async fn run<W: World, S: Service>(
     state: Rc<TransportState<W, S>>,
     peer: Rc<Peer<W, S>>,
     lane: Lane,
@@ -72,11 +109,20 @@ async fn open<W: World, S: Service>(
     peer: &Peer<W, S>,
     lane: Lane,
 ) -> Result<(Link<W>, Hello), CallError> {
-    let endpoints = peer.endpoints.borrow().clone();
+    let sibling = state.identity.is_sibling(peer.addr).then_some(peer.addr.shard);
+    let endpoints = match sibling {
+        Some(shard) => vec![format!("shard {shard}")],
+        None => peer.endpoints.borrow().clone(),
+    };
     let mut error = CallError::Unreachable;
     for endpoint in endpoints {
         let until = state.world.now() + CONNECT_WITHIN;
-        let connecting = state.world.net().connect(&endpoint, lane);
+        let connecting = async {
+            match sibling {
+                Some(shard) => state.world.net().connect_shard(shard, lane).await,
+                None => state.world.net().connect(&endpoint, lane).await,
+            }
+        };
         let Ok(Ok(conn)) = state.world.timeout_at(until, connecting).await else { continue };
         // Whoever answers was alive after that, not when its answer comes.
         let serial = state.serial();
@@ -87,9 +133,9 @@ async fn open<W: World, S: Service>(
             Ok(Ok(welcome)) => {
                 let version = welcome.version_max;
                 assert!(
-                    (welcome.cluster, welcome.from) == (state.identity.cluster, peer.host),
+                    (welcome.cluster, welcome.from) == (state.identity.cluster, peer.addr),
                     "host {} was greeted, and {} welcomes",
-                    peer.host,
+                    peer.addr,
                     welcome.from
                 );
                 let heard = Rc::new(Cell::new(state.world.now()));
@@ -115,7 +161,7 @@ async fn greet<W: World, S: Service>(
     endpoint: &str,
     conn: &ConnOf<W>,
 ) -> Result<Hello, Option<String>> {
-    let hello = state.hello(peer.host, lane);
+    let hello = state.hello(peer.addr, lane);
     let body = hello.encode();
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Hello, 0, &body);
     state.send(conn, head, body, Vec::new());
@@ -141,10 +187,10 @@ async fn greet<W: World, S: Service>(
             welcome.name, welcome.cluster, me.name, me.cluster
         )));
     }
-    if welcome.from != peer.host || welcome.to != me.host {
+    if welcome.from != peer.addr || welcome.to != me.addr() {
         return Err(Some(format!(
             "{endpoint} is host '{}' ({}), and host {} was looked for",
-            welcome.name, welcome.from, peer.host
+            welcome.name, welcome.from, peer.addr
         )));
     }
     let version = welcome.version_max;

@@ -1,6 +1,6 @@
 //! Pings, by which silent peers and connections that carry nothing any more are found.
 
-use crate::limits::{LANE_LOST_AFTER, LOST_AFTER, PING_EVERY};
+use crate::limits::{LANE_LOST_AFTER, LOST_AFTER, PEER_IDLE, PING_EVERY};
 use crate::message::Service;
 use crate::state::{Peer, TransportState};
 use atoll_format::frame::{FrameHead, FrameKind};
@@ -30,13 +30,29 @@ pub(crate) async fn run<W: World, S: Service>(state: Rc<TransportState<W, S>>) {
         }
         let peers: Vec<_> = state.peers.borrow().values().cloned().collect();
         for peer in peers {
-            state.beat(&peer, now, paused);
+            if state.is_idle(&peer, now) {
+                state.peers.borrow_mut().remove(&peer.addr);
+                state.part(&peer, "idle");
+            } else {
+                state.beat(&peer, now, paused);
+            }
         }
         state.audit();
     }
 }
 
 impl<W: World, S: Service> TransportState<W, S> {
+    /// Whether nobody has asked a peer for long, nor it this shard.
+    fn is_idle(&self, peer: &Peer<W, S>, now: Nanos) -> bool {
+        if peer.wanted.take() {
+            peer.wanted_at.set(now);
+        }
+        let is_asked = peer.lanes.iter().any(|lane| !lane.calls.borrow().is_idle());
+        let asks = peer.accepted.borrow().iter().any(Option::is_some);
+        let is_recent = now.since(peer.wanted_at.get()) < PEER_IDLE;
+        peer.dialled.get() && !(self.is_kept(peer.addr) || is_asked || asks || is_recent)
+    }
+
     fn beat(&self, peer: &Peer<W, S>, now: Nanos, paused: bool) {
         let linked = peer.lanes.iter().any(|l| l.link.borrow().is_some())
             || peer.accepted.borrow().iter().any(Option::is_some);

@@ -1,7 +1,7 @@
 //! Who this host says it is, and what is known of hosts that live twice.
 
 use atoll_format::frame::{FEATURES, Hello, VERSION_MAX, VERSION_MIN};
-use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
 use atoll_world::Lane;
 
 /// Who this host is.
@@ -11,6 +11,10 @@ pub struct Identity {
     pub cluster: ClusterId,
     /// Its id.
     pub host: HostId,
+    /// Which shard of it this one is.
+    pub shard: u8,
+    /// How many shards it has, at least 1.
+    pub shards: u8,
     /// This life of its process.
     pub incarnation: Incarnation,
     /// For people, in messages.
@@ -18,14 +22,24 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Where this shard is asked.
+    pub fn addr(&self) -> Addr {
+        Addr { host: self.host, shard: self.shard }
+    }
+
+    /// Whether that is another shard of this process.
+    pub(crate) fn is_sibling(&self, addr: Addr) -> bool {
+        addr.host == self.host && addr.shard != self.shard && addr.shard < self.shards
+    }
+
     /// What this host says of itself to `to`.
-    pub(crate) fn hello(&self, to: HostId, lane: Lane) -> Hello {
+    pub(crate) fn hello(&self, to: Addr, lane: Lane) -> Hello {
         Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
             lane: lane as u8,
             cluster: self.cluster,
-            from: self.host,
+            from: self.addr(),
             to,
             incarnation: self.incarnation,
             features: FEATURES,

@@ -23,10 +23,15 @@ pub const REQUEST_OVERHEAD: u64 = 256;
 /// Calls to this host's own service that may be unanswered at once: callers are bounded
 /// themselves, this only keeps a fault of theirs from taking all memory.
 pub const LOCAL_CALLS_MAX: usize = 1 << 16;
-/// Connections whose handshake is under way. 64 hosts restarting at once open 192.
+/// Connections whose handshake is under way. 64 hosts restarting at once open 192, and more for the
+/// shards that they ask.
 pub const HANDSHAKES_MAX: usize = 256;
-/// Hosts known at once, those included that connected without having been named by `set_peer`.
-pub const PEERS_MAX: usize = 256;
+/// Shards known at once, those included that connected without having been asked for: 64 hosts of
+/// 16 shards.
+pub const PEERS_MAX: usize = 1024;
+/// A shard that nobody has asked anything for so long, and that asks nothing, is left: its
+/// connections are closed, and opened again when it is asked.
+pub const PEER_IDLE: Nanos = Nanos::from_secs(30);
 /// Hosts that live twice, told at once.
 pub const TWINS_MAX: usize = 16;
 

@@ -2,7 +2,7 @@
 //!
 //! Transport hands a message over as it came; it never looks inside.
 
-use atoll_format::id::HostId;
+use atoll_format::id::Addr;
 use atoll_world::buf::total_len;
 use atoll_world::{Buf, Lane};
 use std::future::Future;
@@ -91,7 +91,7 @@ pub trait Service: Clone + 'static {
     /// nobody waits for the answer any more.
     fn handle(
         &self,
-        from: HostId,
+        from: Addr,
         request: Self::Request,
     ) -> impl Future<Output = Self::Reply> + 'static;
 }

@@ -110,6 +110,11 @@ impl<T> Outgoing<T> {
         matches!(self.link, Link::Up(_))
     }
 
+    /// Whether nothing waits to be sent or to be answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_empty() && self.waiting_calls() == 0
+    }
+
     /// Whether a request has been sent that has no reply yet.
     pub(crate) fn awaits_replies(&self) -> bool {
         !self.sent.is_empty()

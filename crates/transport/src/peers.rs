@@ -9,8 +9,8 @@ use crate::error::{CallError, PeerState, TransportCounters};
 use crate::identity::{Identity, Twin};
 use crate::message::{Message, Service};
 use crate::state::TransportState;
-use crate::{dial, heartbeat, serve};
-use atoll_format::id::HostId;
+use crate::{heartbeat, serve};
+use atoll_format::id::{Addr, HostId};
 use atoll_world::sync::Notify;
 use atoll_world::{Lane, Nanos, World};
 use std::future::Future;
@@ -36,24 +36,27 @@ impl<W: World, S: Service> Peers<W, S> {
         Self(state)
     }
 
-    /// From now on `host` is connected to at one of `endpoints` (first is preferred), again and
-    /// again until it works, on all lanes. Replaces its endpoints if it was known.
-    /// This host itself needs none.
+    /// From now on `host` is known: it listens at `endpoints` (first is preferred). A shard of it
+    /// that is asked is connected to, again and again until it works, on all lanes; shard 0
+    /// connects to shard 0 at once. Replaces its endpoints if it was known. This host itself needs
+    /// none.
     pub fn set_peer(&self, host: HostId, endpoints: Vec<String>) {
         let state = &self.0;
         if host == state.identity.host || state.stopped.get() {
             return;
         }
-        let Some(peer) = state.peer_or_new(host) else { return };
-        if *peer.endpoints.borrow() == endpoints {
-            return;
+        state.hosts.borrow_mut().insert(host, endpoints);
+        let of_host = Addr::from(host)..=Addr { host, shard: u8::MAX };
+        let mut addrs: Vec<Addr> = {
+            let peers = state.peers.borrow();
+            let dialled = peers.range(of_host).filter(|(_, peer)| peer.dialled.get());
+            dialled.map(|(&addr, _)| addr).collect()
+        };
+        if state.is_kept(host.into()) && !addrs.contains(&host.into()) {
+            addrs.push(host.into());
         }
-        *peer.endpoints.borrow_mut() = endpoints;
-        peer.kick.notify_all();
-        if !peer.dialled.replace(true) {
-            for lane in Lane::ALL {
-                state.world.spawn(dial::run(state.clone(), peer.clone(), lane));
-            }
+        for addr in addrs {
+            state.dial(addr);
         }
     }
 
@@ -61,13 +64,16 @@ impl<W: World, S: Service> Peers<W, S> {
     /// that wait as `Unreachable`. If it connects again it is served again: whether it still
     /// belongs to the cluster is not decided here.
     pub fn remove_peer(&self, host: HostId) {
-        let peer = self.0.peers.borrow_mut().remove(&host);
-        if let Some(peer) = peer {
-            self.0.part(&peer, "removed");
+        self.0.hosts.borrow_mut().remove(&host);
+        let of_host = |addr: &Addr| addr.host == host && !self.0.identity.is_sibling(*addr);
+        let addrs: Vec<Addr> = self.0.peers.borrow().keys().copied().filter(of_host).collect();
+        for addr in addrs {
+            let peer = self.0.peers.borrow_mut().remove(&addr);
+            self.0.part(&peer.expect("just seen"), "removed");
         }
     }
 
-    /// Asks `to`. The request is queued (or, if `to` is this host, its handler polled once)
+    /// Asks `to`. The request is queued (or, if `to` is this shard, its handler polled once)
     /// before this returns, so that requests on one (peer, lane) are delivered in the order of
     /// the calls. The request is sent and carried out even if the future is dropped.
     ///
@@ -75,17 +81,18 @@ impl<W: World, S: Service> Peers<W, S> {
     ///
     /// # Errors
     /// See [`CallError`]: only `Disconnected` and `Deadline` leave the outcome open.
-    pub fn call(
+    pub fn call<A: Into<Addr>>(
         &self,
-        to: HostId,
+        to: A,
         lane: Lane,
         request: S::Request,
         deadline: Nanos,
-    ) -> impl Future<Output = Result<S::Reply, CallError>> + 'static + use<W, S> {
+    ) -> impl Future<Output = Result<S::Reply, CallError>> + 'static + use<W, S, A> {
+        let to = to.into();
         assert!(request.may_take(lane), "a request on the {lane:?} lane");
         let pending = if self.0.stopped.get() {
             PendingCall::Ready(Some(Err(self.0.unreachable(CallError::Unreachable))))
-        } else if to == self.0.identity.host {
+        } else if to == self.0.identity.addr() {
             self.0.call_self(request, deadline)
         } else {
             self.0.call_peer(to, lane, request, deadline)
@@ -93,14 +100,15 @@ impl<W: World, S: Service> Peers<W, S> {
         CallFuture(pending)
     }
 
-    /// What is known of `host` now.
-    pub fn peer(&self, host: HostId) -> PeerState {
-        let peers = self.0.peers.borrow();
-        let Some(peer) = peers.get(&host) else { return PeerState::default() };
+    /// What is known of that shard now. Whoever asks is interested in it: it is connected to.
+    pub fn peer(&self, addr: impl Into<Addr>) -> PeerState {
+        let addr = addr.into();
+        let peer = self.0.wanted(addr).or_else(|| self.0.peers.borrow().get(&addr).cloned());
+        let Some(peer) = peer else { return PeerState::default() };
         let up = |lane: Lane| peer.lanes[lane as usize].calls.borrow().is_up();
         let connected = up(Lane::Control) && up(Lane::Data);
         let is_known = peer.incarnation.get().is_some() && peer.last_heard.get().is_some();
-        assert!(is_known || !connected, "connected to {host}, of which nothing was heard");
+        assert!(is_known || !connected, "connected to {addr}, of which nothing was heard");
         PeerState {
             connected,
             incarnation: peer.incarnation.get(),

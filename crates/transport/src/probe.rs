@@ -20,7 +20,7 @@ pub async fn probe<W: World>(world: &W, me: &Identity, endpoint: &str) -> Option
         let until = world.now() + CONNECT_WITHIN;
         let connecting = world.net().connect(endpoint, Lane::Control);
         let Ok(Ok(conn)) = world.timeout_at(until, connecting).await else { return None };
-        let hello = me.hello(me.host, Lane::Control);
+        let hello = me.hello(me.addr(), Lane::Control);
         let body = hello.encode();
         let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Hello, 0, &body).encode();
         let sent = conn.send(Packet { head, body, payload: Vec::new() });
@@ -41,6 +41,6 @@ fn life(me: &Identity, packet: &Packet) -> Option<Incarnation> {
     let head = FrameHead::decode(&packet.head).ok()?;
     head.verify(&packet.body, packet.payload.iter().map(|p| &p[..])).ok()?;
     let welcome = Hello::decode(&packet.body).ok().filter(|_| head.kind == FrameKind::Welcome)?;
-    let same = welcome.cluster == me.cluster && welcome.from == me.host;
+    let same = welcome.cluster == me.cluster && welcome.from == me.addr();
     (same && welcome.incarnation != me.incarnation).then_some(welcome.incarnation)
 }

@@ -11,6 +11,7 @@ use crate::state::{ConnOf, Link, Peer, TransportState};
 use atoll_format::frame::{
     FEATURES, FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
+use atoll_format::id::Addr;
 use atoll_world::task_set::TaskSet;
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::{Either, poll_fn, select};
@@ -64,15 +65,25 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
         }
     };
     let me = &state.identity;
-    if (hello.cluster, hello.from, hello.to) == (me.cluster, me.host, me.host) {
+    let is_sibling = me.is_sibling(hello.from) && hello.incarnation == me.incarnation;
+    let is_ours = (hello.cluster, hello.to.host) == (me.cluster, me.host);
+    if is_ours && hello.from.host == me.host && !is_sibling {
         return answer_twin(&state, &conn, hello).await;
+    }
+    if is_ours && me.is_sibling(hello.to) {
+        // A host listens once for all its shards.
+        let handed = state.world.net().hand_over(&conn, packet, hello.to.shard);
+        if handed.is_err() {
+            conn.close();
+        }
+        return;
     }
     let (version, lane) = match judge(&state, &hello) {
         Ok(agreed) => agreed,
         Err(why) => return refuse(&state, &conn, &why).await,
     };
     assert!(
-        hello.cluster == me.cluster && hello.to == me.host && hello.from != me.host,
+        hello.cluster == me.cluster && hello.to == me.addr() && hello.from != me.addr(),
         "host {} of cluster {} is welcome here",
         hello.from,
         hello.cluster
@@ -113,10 +124,10 @@ fn judge<W: World, S: Service>(
             me.name, me.cluster, them.name, them.cluster
         ));
     }
-    if them.to != me.host {
+    if them.to != me.addr() {
         return Err(format!(
-            "this is host '{}' ({}), and host '{}' was looking for {}",
-            me.name, me.host, them.name, them.to
+            "this is host '{}' ({}, shards: {}), and host '{}' was looking for {}",
+            me.name, me.host, me.shards, them.name, them.to
         ));
     }
     let version = them.version_max.min(VERSION_MAX);
@@ -192,7 +203,7 @@ impl<T> Future for Running<T> {
 struct Serving<'a, W: World, S: Service> {
     state: &'a TransportState<W, S>,
     link: &'a Link<W>,
-    from: atoll_format::id::HostId,
+    from: Addr,
     lane: Lane,
     running: RefCell<TaskSet<Running<S::Reply>>>,
     /// Requests and bytes of the window in use, as this side sees it.
@@ -210,7 +221,7 @@ async fn serve<W: World, S: Service>(
     let serving = Serving {
         state,
         link,
-        from: peer.host,
+        from: peer.addr,
         lane,
         running: RefCell::default(),
         requests: Cell::new(0),

@@ -1,7 +1,10 @@
 //! What the tasks of a transport share: the table of peers, with the calls and connections of each,
 //! and the totals.
 //!
-//! Invariants: at most [`PEERS_MAX`] peers, none of them this host; a peer has at most one
+//! A peer is a shard. Which ones there are is not known: those that are asked for are connected to,
+//! of the hosts that are known; shard 0 looks after shard 0 of every host in any case.
+//!
+//! Invariants: at most [`PEERS_MAX`] peers, none of them this shard; a peer has at most one
 //! connection a lane in each direction, all of one life of its process; no unanswered call has an
 //! earlier deadline than the one that the watcher of deadlines looks at next.
 
@@ -13,7 +16,7 @@ use crate::limits::{
 use crate::message::Service;
 use crate::outgoing::{Outgoing, ReplySender, Window};
 use atoll_format::frame::Hello;
-use atoll_format::id::{HostId, Incarnation};
+use atoll_format::id::{Addr, HostId, Incarnation};
 use atoll_world::sync::Notify;
 use atoll_world::{Lane, Nanos, Net, World};
 use std::cell::{Cell, RefCell};
@@ -28,7 +31,9 @@ pub(crate) struct TransportState<W: World, S: Service> {
     pub(crate) world: W,
     pub(crate) identity: Identity,
     pub(crate) service: S,
-    pub(crate) peers: RefCell<BTreeMap<HostId, Rc<Peer<W, S>>>>,
+    /// Where each known host listens.
+    pub(crate) hosts: RefCell<BTreeMap<HostId, Vec<String>>>,
+    pub(crate) peers: RefCell<BTreeMap<Addr, Rc<Peer<W, S>>>>,
     pub(crate) changed: Notify,
     pub(crate) counters: RefCell<TransportCounters>,
     pub(crate) stopped: Cell<bool>,
@@ -49,13 +54,17 @@ pub(crate) struct TransportState<W: World, S: Service> {
 /// By number: the deadline and who waits.
 type LocalCalls<T> = BTreeMap<u64, (Nanos, ReplySender<T>)>;
 
-/// One other host.
+/// One other shard, of another host or of this one.
 pub(crate) struct Peer<W: World, S: Service> {
-    pub(crate) host: HostId,
+    pub(crate) addr: Addr,
     /// Empty: it connected to us but nobody has told us where it listens.
     pub(crate) endpoints: RefCell<Vec<String>>,
     /// Its connections out are being looked after.
     pub(crate) dialled: Cell<bool>,
+    /// Somebody has asked it, or for it, since the last beat.
+    pub(crate) wanted: Cell<bool>,
+    /// The last beat before which somebody had.
+    pub(crate) wanted_at: Cell<Nanos>,
     pub(crate) removed: Cell<bool>,
     /// Ends the pause before the next attempt to connect.
     pub(crate) kick: Notify,
@@ -105,6 +114,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             world,
             identity,
             service,
+            hosts: RefCell::default(),
             peers: RefCell::default(),
             changed: Notify::default(),
             counters: RefCell::default(),
@@ -136,7 +146,7 @@ impl<W: World, S: Service> TransportState<W, S> {
     }
 
     /// What this host says of itself to `to`.
-    pub(crate) fn hello(&self, to: HostId, lane: Lane) -> Hello {
+    pub(crate) fn hello(&self, to: Addr, lane: Lane) -> Hello {
         self.identity.hello(to, lane)
     }
 
@@ -171,22 +181,30 @@ impl<W: World, S: Service> TransportState<W, S> {
         u8::try_from(load).unwrap_or(u8::MAX)
     }
 
-    /// The peer of that id, made if it is new; none if there are too many.
-    pub(crate) fn peer_or_new(&self, host: HostId) -> Option<Rc<Peer<W, S>>> {
+    /// Whether a peer is connected to although nobody asks it: the cluster's hosts look after each
+    /// other, one shard of each.
+    pub(crate) fn is_kept(&self, addr: Addr) -> bool {
+        self.identity.shard == 0 && addr.shard == 0
+    }
+
+    /// The peer at that address, made if it is new; none if there are too many.
+    pub(crate) fn peer_or_new(&self, addr: Addr) -> Option<Rc<Peer<W, S>>> {
         let mut peers = self.peers.borrow_mut();
-        if let Some(peer) = peers.get(&host) {
+        if let Some(peer) = peers.get(&addr) {
             return Some(peer.clone());
         }
         if peers.len() >= PEERS_MAX {
             return None;
         }
-        assert_ne!(host, self.identity.host, "a host is no peer of itself");
+        assert_ne!(addr, self.identity.addr(), "a shard is no peer of itself");
         assert!(!self.stopped.get(), "a peer that nobody would part with");
         let lane = || LaneOut { calls: RefCell::new(Outgoing::new()), link: RefCell::new(None) };
         let peer = Rc::new(Peer {
-            host,
+            addr,
             endpoints: RefCell::default(),
             dialled: Cell::new(false),
+            wanted: Cell::new(true),
+            wanted_at: Cell::new(self.world.now()),
             removed: Cell::new(false),
             kick: Notify::default(),
             lanes: [lane(), lane(), lane()],
@@ -199,7 +217,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             round_trip: Cell::new(None),
             load: Cell::new(0),
         });
-        peers.insert(host, peer.clone());
+        peers.insert(addr, peer.clone());
         assert!(peers.len() <= PEERS_MAX, "{} peers", peers.len());
         Some(peer)
     }
@@ -213,7 +231,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         let (now, watch_at) = (self.world.now(), self.watch_at.get());
         let peers = self.peers.borrow();
         for (&host, peer) in peers.iter() {
-            assert_eq!(host, peer.host, "a peer under another one's id");
+            assert_eq!(host, peer.addr, "a peer under another one's id");
             assert!(!peer.removed.get(), "{host} was removed and is in the table");
             assert!(peer.silent_since.get() <= now, "{host} was heard at a moment to come");
             let spoke = peer.spoke.get().map_or(0, |(_, serial)| serial);

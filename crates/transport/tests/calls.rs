@@ -6,7 +6,7 @@ mod world;
 use atoll_format::frame::{
     FrameHead, FrameKind, HEAD_LEN, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
 };
-use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
 use atoll_transport::{
     BadMessage, CallError, Encoded, Identity, Message, Peers, Service, Twin, limits,
 };
@@ -95,7 +95,7 @@ struct Echo {
 impl Service for Echo {
     type Request = Text;
     type Reply = Text;
-    fn handle(&self, from: HostId, request: Text) -> impl Future<Output = Text> + 'static {
+    fn handle(&self, from: Addr, request: Text) -> impl Future<Output = Text> + 'static {
         let (world, log) = (self.world.clone(), self.log.clone());
         let peers = self.peers.borrow().clone();
         async move {
@@ -127,13 +127,19 @@ fn identity(host: HostId, incarnation: u64) -> Identity {
     Identity {
         cluster: ClusterId(1),
         host,
+        shard: 0,
+        shards: 1,
         incarnation: Incarnation(incarnation),
         name: name.into(),
     }
 }
 
 fn start(lab: &Lab, identity: Identity) -> Host {
-    let world = lab.host(if identity.host == A { "a" } else { "b" });
+    let host = if identity.host == A { "a" } else { "b" };
+    let world = match identity.shard {
+        0 => lab.host(host),
+        shard => lab.host(&format!("{host}#{shard}")),
+    };
     let log = Rc::new(Log::default());
     let own = Rc::new(RefCell::new(None));
     let service = Echo { world: world.clone(), log: log.clone(), peers: own.clone() };
@@ -500,8 +506,8 @@ fn hello(change: impl FnOnce(&mut Hello)) -> Packet {
         version_max: VERSION_MAX,
         lane: Lane::Data as u8,
         cluster: ClusterId(1),
-        from: A,
-        to: B,
+        from: A.into(),
+        to: B.into(),
         incarnation: Incarnation(1),
         features: 0,
         window_requests: 0,
@@ -535,7 +541,10 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
         let welcome = Hello::decode(&packet.body).unwrap();
         assert_eq!(head.kind, FrameKind::Welcome);
         assert_eq!((welcome.version_min, welcome.version_max), (2, 2));
-        assert_eq!((welcome.from, welcome.to, welcome.lane), (B, A, Lane::Data as u8));
+        assert_eq!(
+            (welcome.from, welcome.to, welcome.lane),
+            (B.into(), A.into(), Lane::Data as u8)
+        );
         type Case = (fn(&mut Hello), &'static [&'static str]);
         let refusals: [Case; 5] = [
             (
@@ -548,7 +557,7 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
                 &["'beta' speaks wire versions 2 to 2", "'alpha' 1 to 1"],
             ),
             (|h| h.cluster = ClusterId(7), &["'alpha' of cluster 0000000000000007", "'beta'"]),
-            (|h| h.to = HostId(7), &["looking for 0000000000000007", "'beta'"]),
+            (|h| h.to = HostId(7).into(), &["looking for 0000000000000007", "'beta'"]),
             (|h| h.lane = 3, &["lane 3"]),
         ];
         for (change, parts) in refusals {
@@ -566,18 +575,76 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
     });
 }
 
+/// The shards of a host, which know the other host.
+fn shards(lab: &Lab, host: HostId, incarnation: u64) -> Vec<Host> {
+    let shard = |shard| {
+        let started = start(lab, Identity { shard, shards: 2, ..identity(host, incarnation) });
+        started.0.set_peer(A, vec!["a".into()]);
+        started.0.set_peer(B, vec!["b".into()]);
+        started
+    };
+    vec![shard(0), shard(1)]
+}
+
+#[test]
+fn a_shard_is_asked_as_a_host_is() {
+    run(|lab| async move {
+        let (a, b) = (shards(&lab, A, 1), shards(&lab, B, 2));
+        let until = || lab.now() + Nanos::from_secs(1);
+        let begun = |host: &Host| host.1.begun.borrow().clone();
+        let at = |host, shard| Addr { host, shard };
+        // Of another host, over the socket that its first shard listens at.
+        for (number, to) in [(1, at(B, 1)), (2, at(B, 0)), (3, at(A, 0)), (4, at(A, 1))] {
+            for lane in Lane::ALL {
+                let reply = a[1].0.call(to, lane, text(number), until()).await;
+                assert_eq!(reply.unwrap().number, number, "{to} on {lane:?}");
+            }
+        }
+        assert_eq!((begun(&b[1]), begun(&b[0])), (vec![1; 3], vec![2; 3]));
+        assert_eq!((begun(&a[0]), begun(&a[1])), (vec![3; 3], vec![4; 3]));
+        assert_eq!(a[1].0.peer(at(B, 1)).incarnation, Some(Incarnation(2)));
+        assert_eq!(a[1].0.peer(at(A, 0)).incarnation, Some(Incarnation(1)));
+        let refused = a[1].0.call(at(B, 2), Lane::Data, text(5), until()).await;
+        let Err(CallError::Refused(why)) = refused else { panic!("{refused:?}") };
+        assert!(why.contains("shards: 2") && why.contains("000000000000000b.2"), "{why}");
+        assert!(a.iter().chain(&b).all(|host| host.0.take_twins().is_empty()));
+    });
+}
+
+#[test]
+fn shards_that_ask_each_other_nothing_are_not_connected() {
+    run(|lab| async move {
+        let (a, b) = (shards(&lab, A, 1), shards(&lab, B, 2));
+        lab.sleep(Nanos::from_secs(2)).await;
+        // The hosts look after each other; their other shards do not.
+        let connects = |host: &Host| host.0.counters().connects;
+        let all = [&a[0], &b[0], &a[1], &b[1]].map(connects);
+        assert_eq!(all, [6, 6, 0, 0], "in and out on three lanes");
+        let shard = Addr { host: B, shard: 1 };
+        let far = || lab.now() + Nanos::from_secs(1);
+        a[1].0.call(shard, Lane::Data, text(1), far()).await.unwrap();
+        lab.sleep(Nanos::from_secs(1)).await;
+        assert_eq!([&a[1], &b[1]].map(connects), [3, 3]);
+        lab.sleep(limits::PEER_IDLE + Nanos::from_secs(1)).await;
+        let ended = |host: &Host| host.0.counters().disconnects;
+        assert_eq!([&a[0], &b[0], &a[1], &b[1]].map(ended), [0, 0, 3, 3]);
+        a[1].0.call(shard, Lane::Data, text(2), far()).await.unwrap();
+        assert_eq!(*b[1].1.begun.borrow(), [1, 2]);
+    });
+}
+
 #[test]
 fn whoever_asks_as_this_host_hears_that_it_lives_and_nothing_else() {
     run(|lab| async move {
         let (b, log) = start(&lab, identity(B, 2));
         for _ in 0..3 {
             let conn = raw(&lab).await;
-            conn.send(hello(|h| (h.from, h.incarnation) = (B, Incarnation(7)))).unwrap();
+            conn.send(hello(|h| (h.from, h.incarnation) = (B.into(), Incarnation(7)))).unwrap();
             conn.send(request(1, text(1))).unwrap();
             let (head, packet) = answer(&conn).await.unwrap();
             let welcome = Hello::decode(&packet.body).unwrap();
             assert_eq!(head.kind, FrameKind::Welcome);
-            assert_eq!((welcome.from, welcome.incarnation), (B, identity(B, 2).incarnation));
+            assert_eq!((welcome.from, welcome.incarnation), (B.into(), identity(B, 2).incarnation));
             assert!(answer(&conn).await.is_none());
         }
         assert!(log.begun.borrow().is_empty());

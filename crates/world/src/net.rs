@@ -43,7 +43,19 @@ pub trait Net: Clone + 'static {
     type Conn: Conn;
     /// Opens a connection to `endpoint` (`10.0.0.11:8461`; the simulator's own names there).
     fn connect(&self, endpoint: &str, lane: Lane) -> impl Future<Output = io::Result<Self::Conn>>;
-    /// The next connection that a peer opened.
+    /// Opens a connection to another shard of this process.
+    ///
+    /// # Errors
+    /// There is no such shard, or it has ended.
+    fn connect_shard(&self, shard: u8, lane: Lane) -> impl Future<Output = io::Result<Self::Conn>>;
+    /// Gives a connection that was accepted here, and its first packet, which was read already, to
+    /// another shard of this process: it is accepted there as if it had come there, and is not
+    /// used here any more.
+    ///
+    /// # Errors
+    /// There is no such shard, or it takes no more.
+    fn hand_over(&self, conn: &Self::Conn, first: Packet, shard: u8) -> io::Result<()>;
+    /// The next connection that a peer opened, to this shard.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
 }
 

@@ -1425,7 +1425,7 @@ mod tests {
         };
         let behind = MemberState::Resyncing { from: Seq(1) };
         let members = vec![member(1, MemberState::Active), member(2, behind), member(3, behind)];
-        let owner = OwnerRecord { host: HostId(1), incarnation: Incarnation(1) };
+        let owner = OwnerRecord { host: HostId(1), shard: 0, incarnation: Incarnation(1) };
         VolumeView {
             name: "v".into(),
             policy: "default".into(),
@@ -1498,6 +1498,7 @@ mod tests {
                 size_bytes: 1 << 30,
             }],
             failure: String::new(),
+            shard: 0,
         };
         let record = HostRecord {
             version: RECORD_VERSION,

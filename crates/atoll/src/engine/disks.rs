@@ -262,6 +262,7 @@ async fn run(
         capacity_bytes: store.space().capacity_bytes,
         healthy: true,
         failure: String::new(),
+        shard: 0,
     };
     *slot.running.borrow_mut() = Some(record.id);
     slot.trouble.borrow_mut().clear();

@@ -88,6 +88,12 @@ impl Net for Nothing {
     async fn connect(&self, _: &str, _: Lane) -> io::Result<Never> {
         Err(io::ErrorKind::Unsupported.into())
     }
+    async fn connect_shard(&self, _: u8, _: Lane) -> io::Result<Never> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn hand_over(&self, _: &Never, _: Packet, _: u8) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     async fn accept(&self) -> io::Result<Never> {
         Err(io::ErrorKind::Unsupported.into())
     }

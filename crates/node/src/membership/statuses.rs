@@ -110,6 +110,7 @@ impl<W: World, S: Components> Node<W, S> {
                     free_bytes: said.map_or(0, |s| s.free_bytes),
                     unwritten_bytes: said.map_or(0, |s| s.unwritten_bytes),
                     free_components: said.and_then(|s| s.free_components).unwrap_or(u32::MAX),
+                    shard: g.shard,
                 }
             });
             HostView {

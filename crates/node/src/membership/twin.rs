@@ -47,7 +47,8 @@ pub async fn before<W: World>(world: &W, config: &NodeConfig) -> Result<Before, 
 
 pub(crate) fn identity(config: &NodeConfig, incarnation: Incarnation) -> Identity {
     let name = config.name.clone();
-    Identity { cluster: config.cluster, host: config.host, incarnation, name }
+    let &NodeConfig { cluster, host, .. } = config;
+    Identity { cluster, host, shard: 0, shards: 1, incarnation, name }
 }
 
 /// Whether the life of `record` answers.

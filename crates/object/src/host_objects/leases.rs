@@ -1,4 +1,4 @@
-//! Leases of the owners on this host (R9): one renewal for each host that holds members of their
+//! Leases of the owners on this host (R9): one renewal for each shard that holds members of their
 //! objects.
 //!
 //! Invariant: an owner counts a lease from before it was asked for.
@@ -6,7 +6,7 @@
 use super::HostObjects;
 use crate::limits::{LEASE, RENEW_EVERY, WATCH_EVERY};
 use crate::message::{Reply, Request};
-use atoll_format::id::{Epoch, HostId, ObjectId};
+use atoll_format::id::{Addr, Epoch, ObjectId};
 use atoll_world::{Components, Lane, World, mutant, sometimes};
 use futures_util::future::select;
 use std::collections::BTreeMap;
@@ -14,26 +14,26 @@ use std::collections::BTreeMap;
 const _: () = assert!(WATCH_EVERY.0 < RENEW_EVERY.0);
 
 impl<W: World, S: Components> HostObjects<W, S> {
-    /// Renews leases with every host that holds members of objects owned here (R9).
+    /// Renews leases with every shard that holds members of objects owned here (R9).
     pub(super) async fn renew_leases(self) {
         loop {
             let now = self.0.renew_now.notified();
-            let mut per_host: BTreeMap<HostId, Vec<(ObjectId, Epoch)>> = BTreeMap::new();
+            let mut wanted: BTreeMap<Addr, Vec<(ObjectId, Epoch)>> = BTreeMap::new();
             for owner in self.owners() {
-                for host in owner.receiving_hosts() {
-                    per_host.entry(host).or_default().push((owner.0.id, owner.0.epoch));
+                for addr in owner.receiving_addrs() {
+                    wanted.entry(addr).or_default().push((owner.0.id, owner.0.epoch));
                 }
             }
-            for (host, objects) in per_host {
-                assert!(objects.is_sorted_by(|a, b| a.0 < b.0), "each object once to {host}");
-                self.world().spawn(self.clone().renew_with(host, objects));
+            for (addr, objects) in wanted {
+                assert!(objects.is_sorted_by(|a, b| a.0 < b.0), "each object once to {addr}");
+                self.world().spawn(self.clone().renew_with(addr, objects));
             }
             let tick = std::pin::pin!(self.world().sleep(RENEW_EVERY));
             select(now, tick).await;
         }
     }
 
-    async fn renew_with(self, host: HostId, objects: Vec<(ObjectId, Epoch)>) {
+    async fn renew_with(self, addr: Addr, objects: Vec<(ObjectId, Epoch)>) {
         let serial = self.0.serial.get() + 1;
         self.0.serial.set(serial);
         let asked = self.world().now();
@@ -41,7 +41,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
         // Counted from before it is sent (R9).
         let until = asked + LEASE;
         let request = Request::Renew { incarnation, serial, objects: objects.clone() };
-        let reply = self.peers().call(host, Lane::Control, request, until).await;
+        let reply = self.peers().call(addr, Lane::Control, request, until).await;
         let Ok(Reply::Granted { serial: answered, excluded }) = reply else { return };
         if answered != serial {
             return;
@@ -59,7 +59,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
                 self.world().spawn(async move { owner.verify().await });
                 continue;
             }
-            owner.on_lease(host, until);
+            owner.on_lease(addr, until);
         }
     }
 }

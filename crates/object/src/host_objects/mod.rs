@@ -18,12 +18,13 @@ use object_table::{ObjectTable, Serving};
 use crate::ctx::Ctx;
 use crate::events::Event;
 use crate::failure::Stop;
+use crate::host_components::HostComponents;
 use crate::limits::{CALL_DEADLINE, RETRY_EVERY};
 use crate::member::Members;
 use crate::message::{Reply, Request};
 use crate::owner::{OwnedObject, Owner, ResizeError};
 use crate::placement::HostView;
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
+use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, ObjectId};
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::directory::Compare;
 use atoll_world::sync::Notify;
@@ -34,7 +35,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 /// An answer to a management request of another host.
-pub type AdminHandler = Rc<dyn Fn(HostId, Vec<u8>) -> LocalBoxFuture<'static, Vec<u8>>>;
+pub type AdminHandler = Rc<dyn Fn(Addr, Vec<u8>) -> LocalBoxFuture<'static, Vec<u8>>>;
 
 /// All objects of one host. Clones are the same.
 pub struct HostObjects<W: World, S: Components>(Rc<HostState<W, S>>);
@@ -87,7 +88,7 @@ impl<W: World, S: Components> Clone for HostService<W, S> {
 impl<W: World, S: Components> Service for HostService<W, S> {
     type Request = Request;
     type Reply = Reply;
-    fn handle(&self, from: HostId, request: Request) -> impl Future<Output = Reply> + 'static {
+    fn handle(&self, from: Addr, request: Request) -> impl Future<Output = Reply> + 'static {
         let host = self.0.upgrade();
         async move {
             let Some(host) = host else { return Reply::NotOwner };
@@ -112,9 +113,9 @@ impl<W: World, S: Components> Service for HostService<W, S> {
 }
 
 impl<W: World, S: Components> HostObjects<W, S> {
-    /// The object layer of a host that starts now.
-    pub fn start(world: W, identity: Identity, stores: Vec<S>) -> Self {
-        let members = Members::new(world.clone(), stores);
+    /// The object layer of a shard that starts now; `of_host` is what all shards of its host have.
+    pub fn start(world: W, identity: Identity, stores: Vec<S>, of_host: HostComponents) -> Self {
+        let members = Members::new(world.clone(), identity.shard, stores, of_host);
         let objects = Self(Rc::new_cyclic(|host| HostState {
             ctx: Rc::new(Ctx::start(world.clone(), identity, HostService(host.clone()))),
             members,
@@ -173,8 +174,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
         for owner in self.owners() {
             owner.on_inventory(room);
         }
-        *self.0.ctx.inventory.borrow_mut() = hosts;
-        *self.0.ctx.used_bytes.borrow_mut() = used;
+        self.0.ctx.set_inventory(hosts, used);
     }
 
     /// See [`set_inventory`](Self::set_inventory).
@@ -229,17 +229,17 @@ impl<W: World, S: Components> HostObjects<W, S> {
             while !owner.is_idle() && world.now() < until {
                 world.sleep(RETRY_EVERY / 5).await;
             }
-            let hosts = owner.member_hosts();
+            let addrs = owner.member_addrs();
             // No read is answered after this, so the leases may go.
             owner.stop(Stop::Released);
-            for host in hosts {
+            for addr in addrs {
                 let request = Request::GiveBack {
                     incarnation: self.0.ctx.incarnation,
                     serial: self.0.serial.get(),
                     objects: vec![owner.0.id],
                 };
                 let deadline = world.now() + CALL_DEADLINE / 6;
-                let _ = self.peers().call(host, Lane::Control, request, deadline).await;
+                let _ = self.peers().call(addr, Lane::Control, request, deadline).await;
             }
         }
     }

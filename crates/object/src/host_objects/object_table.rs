@@ -228,7 +228,8 @@ mod tests {
 
     const OBJECT: ObjectId = ObjectId(1);
     const AT: Nanos = Nanos::from_secs(10);
-    const THERE: OwnerRecord = OwnerRecord { host: HostId(7), incarnation: Incarnation(3) };
+    const THERE: OwnerRecord =
+        OwnerRecord { host: HostId(7), shard: 0, incarnation: Incarnation(3) };
 
     #[derive(Clone)]
     struct Fake(Rc<Cell<bool>>, u32);

@@ -7,7 +7,7 @@
 use super::{HostObjects, HostOwner};
 use crate::limits::{REJOIN_PATIENCE, TAKEOVER_AFTER};
 use crate::takeover::{TakeoverError, load, take_over};
-use atoll_format::id::{HostId, ObjectId};
+use atoll_format::id::{Addr, ObjectId};
 use atoll_format::record::ObjectRecord;
 use atoll_world::directory::Revision;
 use atoll_world::sync::oneshot;
@@ -16,7 +16,7 @@ use atoll_world::{Components, World, mutant, sometimes};
 /// Where an object's I/O goes.
 pub(crate) enum Route<W: World, S: Components> {
     Local(HostOwner<W, S>),
-    Remote(HostId),
+    Remote(Addr),
 }
 
 impl<W: World, S: Components> HostObjects<W, S> {
@@ -57,9 +57,9 @@ impl<W: World, S: Components> HostObjects<W, S> {
             return Err(TakeoverError::Gone);
         }
         if let Some(owner) = self.0.table.route(object) {
-            let peer = self.peers().peer(owner.host);
+            let peer = self.peers().peer(owner.addr());
             if peer.connected && peer.incarnation == Some(owner.incarnation) {
-                return Ok(Route::Remote(owner.host));
+                return Ok(Route::Remote(owner.addr()));
             }
             self.forget_route(object);
         }
@@ -67,14 +67,16 @@ impl<W: World, S: Components> HostObjects<W, S> {
         self.note_directory(!matches!(loaded, Err(TakeoverError::NotNow(_))));
         let (record, revision) = loaded?;
         if let Some(owner) = record.owner
-            && owner.host != self.0.ctx.host
+            && owner.addr() != self.0.ctx.addr
         {
-            let peer = self.peers().peer(owner.host);
+            let peer = self.peers().peer(owner.addr());
             // A host that has restarted owns nothing any more (R5).
-            let restarted = peer.incarnation.is_some_and(|i| i != owner.incarnation);
+            let is_here = owner.host == self.0.ctx.host;
+            let life = if is_here { Some(self.0.ctx.incarnation) } else { peer.incarnation };
+            let restarted = life.is_some_and(|i| i != owner.incarnation);
             if peer.connected && !restarted {
                 self.0.table.found(object, owner);
-                return Ok(Route::Remote(owner.host));
+                return Ok(Route::Remote(owner.addr()));
             }
             let now = self.world().now();
             let since = self.0.table.missed(object, now);
@@ -155,12 +157,12 @@ impl<W: World, S: Components> HostObjects<W, S> {
 
     /// The owner that the directory names does not serve: forget how we got there, and take over
     /// ourselves.
-    pub(crate) async fn take_from(&self, object: ObjectId, host: HostId) -> Option<TakeoverError> {
+    pub(crate) async fn take_from(&self, object: ObjectId, from: Addr) -> Option<TakeoverError> {
         let loaded = match load(self.world(), object).await {
             Ok(loaded) => loaded,
             Err(error) => return Some(error),
         };
-        if loaded.0.owner.is_some_and(|o| o.host == host) {
+        if loaded.0.owner.is_some_and(|o| o.addr() == from) {
             return self.take(object, loaded).await.err();
         }
         None

@@ -184,9 +184,15 @@ impl Member {
         &self.unacked
     }
 
+    /// The disk group that has it.
+    pub fn place(&self) -> (HostId, GroupId) {
+        (self.host, self.group)
+    }
+
     /// Where it is, and its open session.
     pub fn endpoint(&self) -> Endpoint {
-        Endpoint { host: self.host, component: self.component, session: self.session }
+        let Self { host, group, component, session, .. } = *self;
+        Endpoint { host, group, component, session }
     }
 
     /// Whether it is active and its session has no gap: one that may have lost what it had, or

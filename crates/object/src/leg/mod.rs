@@ -13,7 +13,7 @@ pub(crate) use member::{Member, MemberEvent, MemberNext, Role};
 use crate::layout::Layout;
 use crate::limits::{LATE, MEMBERS_MAX};
 use crate::operation::{Op, TicketKey, key};
-use atoll_format::id::{ComponentId, HostId, Incarnation, Seq, Session};
+use atoll_format::id::{ComponentId, GroupId, HostId, Incarnation, Seq, Session};
 use atoll_world::{FixedSet, Nanos, mutant};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -229,10 +229,10 @@ impl Leg {
         self.with_member(slot, |member| member.on(event))
     }
 
-    /// The hosts of members in such roles.
-    pub fn hosts(&self, is_meant: impl Fn(Role) -> bool) -> Vec<HostId> {
+    /// The disk groups of members in such roles.
+    pub fn places(&self, is_meant: impl Fn(Role) -> bool) -> Vec<(HostId, GroupId)> {
         let members = self.members.borrow();
-        members.iter().filter(|m| is_meant(m.role())).map(|m| m.host).collect()
+        members.iter().filter(|m| is_meant(m.role())).map(Member::place).collect()
     }
 
     /// Adds a member; its slot is free in every operation in flight.

@@ -141,7 +141,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
             Ok(Attached { promise, doubtful }) => {
                 // Once in each of its lives: a connection that blinks loses nothing.
                 let has_restarted =
-                    member.life().is_none() || member.life() != self.0.ctx.life_of(member.host);
+                    member.life().is_none() || member.life() != self.0.ctx.life_of(member.place());
                 if has_restarted && (doubtful || promise.newest < acknowledged) {
                     let is_left = self.accept_what_is_left(leg, &member).await;
                     if !is_left.map_err(|_| MemberFault::Link)? {
@@ -158,7 +158,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
                 if !leg.member(slot).is_some_and(is_here) {
                     return Err(MemberFault::Link);
                 }
-                self.on_attached(leg, slot, session, self.0.ctx.life_of(member.host));
+                self.on_attached(leg, slot, session, self.0.ctx.life_of(member.place()));
                 Ok(())
             }
             Err(MemberError::Superseded(_)) => {
@@ -344,7 +344,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
     /// it: what it may have lost must be known before it is the only one left (S18).
     fn watch_lives(&self, leg: &Rc<Leg>) {
         let has_restarted = |m: &&Member| {
-            let now = self.0.ctx.life_of(m.host);
+            let now = self.0.ctx.life_of(m.place());
             m.role().receives()
                 && !m.is_recovering()
                 && m.life().is_some()

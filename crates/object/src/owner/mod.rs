@@ -38,11 +38,11 @@ use crate::ctx::{Ctx, Protocol};
 use crate::events::Event;
 use crate::failure::Stop;
 use crate::iops_limit::IopsBucket;
-use crate::leg::{Leg, MemberEvent, Role};
+use crate::leg::{Leg, Member, MemberEvent, Role};
 use crate::limits::{BYTES_MAX, OPS_FEW, OPS_MAX};
 use crate::member_client::MemberClient;
 use crate::ranges::RangeLocks;
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session};
+use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{ObjectRecord, Place};
 use atoll_format::units::{BLOCK, CHUNK, OPS_IN_FLIGHT_MAX, SECTOR};
@@ -185,22 +185,29 @@ impl<W: World, P: Protocol> Owner<W, P> {
         self.0.legs.borrow().iter().all(|leg| leg.is_idle())
     }
 
-    /// The hosts of all members.
-    pub fn member_hosts(&self) -> BTreeSet<HostId> {
-        let hosts_of = |leg: &Rc<Leg>| leg.hosts(|_| true);
-        self.0.legs.borrow().iter().flat_map(hosts_of).collect()
+    /// Where members in such roles are asked.
+    fn addrs(&self, is_meant: impl Fn(Role) -> bool) -> BTreeSet<Addr> {
+        let legs = self.0.legs.borrow();
+        let places = legs.iter().flat_map(|leg| leg.places(&is_meant));
+        places.map(|place| self.0.ctx.addr_of(place)).collect()
     }
 
-    /// The hosts of the members that operations are sent to: those whose leases are needed, or soon
-    /// will be.
-    pub fn receiving_hosts(&self) -> BTreeSet<HostId> {
-        self.0.legs.borrow().iter().flat_map(|leg| leg.hosts(Role::receives)).collect()
+    /// Where all members are asked.
+    pub fn member_addrs(&self) -> BTreeSet<Addr> {
+        self.addrs(|_| true)
     }
 
-    /// That host's members of this object may be trusted until then (R11).
-    pub fn on_lease(&self, host: HostId, until: Nanos) {
+    /// Where the members are asked that operations are sent to: those whose leases are needed, or
+    /// soon will be.
+    pub fn receiving_addrs(&self) -> BTreeSet<Addr> {
+        self.addrs(Role::receives)
+    }
+
+    /// Members of this object that are asked there may be trusted until then (R11).
+    pub fn on_lease(&self, from: Addr, until: Nanos) {
+        let is_there = |m: &&mut Member| self.0.ctx.addr_of(m.place()) == from;
         for leg in self.legs() {
-            for m in leg.members.borrow_mut().iter_mut().filter(|m| m.host == host) {
+            for m in leg.members.borrow_mut().iter_mut().filter(is_there) {
                 m.on(MemberEvent::Lease(until));
             }
         }

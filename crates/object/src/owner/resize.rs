@@ -130,6 +130,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
             assert!(bytes <= COMPONENT_MAX, "{bytes} bytes of leg {leg}, of {size_bytes}");
             let to = Endpoint {
                 host: member.host,
+                group: member.group,
                 component: member.component,
                 session: Session::default(),
             };

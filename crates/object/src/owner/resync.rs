@@ -136,7 +136,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// Whether there is a member to copy from, on a host that can be reached.
     fn has_source(&self, leg: &Leg) -> bool {
-        self.any_active(leg).is_some_and(|m| self.0.ctx.is_reachable(m.host))
+        self.any_active(leg).is_some_and(|m| self.0.ctx.is_reachable(m.place()))
     }
 
     /// Takes a member out of the record for good; its component is removed as left over.
@@ -167,7 +167,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// Whether an absent member's component can be used again.
     async fn look_for(&self, member: &Member) -> Found {
-        if !self.0.ctx.is_reachable(member.host) {
+        if !self.0.ctx.is_reachable(member.place()) {
             return Found::Away;
         }
         match self.members().status(member.endpoint(), CALL_DEADLINE).await {
@@ -255,7 +255,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
             let Ok(Attached { promise, doubtful }) = attached else { return false };
             let lost_some = doubtful || promise.newest < from;
             if from == Seq(0) || !lost_some || mutant!("resync.lost_end_unnoticed") {
-                break (session, self.0.ctx.life_of(member.host));
+                break (session, self.0.ctx.life_of(member.place()));
             }
             // It had everything up to `from`, and has it no more (rows 28 and 50 of
             // `docs/faults.md`).
@@ -274,7 +274,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
             }
             // Attached again, so that it notes that it may lack anything.
             if mutant!("resync.whole_is_not_noted") {
-                break (session, self.0.ctx.life_of(member.host));
+                break (session, self.0.ctx.life_of(member.place()));
             }
         };
         // It may be back as it was before the object grew: nothing beyond its end could be copied.
@@ -398,7 +398,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
         let here = self.0.ctx.host;
         let members = leg.members.borrow();
         let active = members.iter().filter(|m| m.role() == Role::Active && !m.is_recovering());
-        active.min_by_key(|m| (m.host != here, !self.0.ctx.is_reachable(m.host))).cloned()
+        active.min_by_key(|m| (m.host != here, !self.0.ctx.is_reachable(m.place()))).cloned()
     }
 
     /// All chunks of a member with operations past `since`.

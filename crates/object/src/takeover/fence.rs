@@ -90,7 +90,7 @@ async fn fence_one<W: World, P: Protocol>(
     }
     match members.attach(to, None, world.now() + CALL_DEADLINE).await {
         Ok(Attached { promise, doubtful }) => {
-            let life = ctx.life_of(member.host);
+            let life = ctx.life_of(member.place());
             Ok(FenceAnswer { promise, doubtful, session: to.session, life })
         }
         Err(MemberError::Superseded(_)) => Err(Refusal::Newer),
@@ -106,7 +106,8 @@ async fn fence_one<W: World, P: Protocol>(
 /// Where a member is, and the first session of the record's epoch.
 fn first_endpoint(record: &ObjectRecord, member: &MemberRecord) -> Endpoint {
     let session = Session { epoch: record.epoch, attach: 1 };
-    Endpoint { host: member.host, component: member.component, session }
+    let MemberRecord { host, group, component, .. } = *member;
+    Endpoint { host, group, component, session }
 }
 
 /// Attaches members that were resyncing under the old owner, so that its late messages cannot
@@ -127,7 +128,7 @@ pub(super) async fn attach_resyncing<W: World, P: Protocol>(
     let answers = futures_util::future::join_all(calls).await;
     let attached = members.iter().zip(answers).filter_map(|((m, _), answer)| {
         let Attached { promise, doubtful } = answer.ok()?;
-        let (session, life) = (to(m).session, ctx.life_of(m.host));
+        let (session, life) = (to(m).session, ctx.life_of(m.place()));
         Some((m.component, FenceAnswer { promise, doubtful, session, life }))
     });
     attached.collect()

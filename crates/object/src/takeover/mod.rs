@@ -123,7 +123,7 @@ pub(crate) async fn take_over<W: World, P: Protocol>(
     let layout = Layout::of(&record.policy);
     for (leg, members) in record.legs.iter().enumerate() {
         let active = members.members.iter().filter(|m| m.state.is_active());
-        let within_reach = active.filter(|m| ctx.is_reachable(m.host)).count();
+        let within_reach = active.filter(|m| ctx.is_reachable(m.place())).count();
         if !layout.is_enough(within_reach) && !mutant!("takeover.epoch_for_nothing") {
             sometimes!("takeover.no_copy_within_reach");
             return Err(inaccessible(ctx, &record, leg));

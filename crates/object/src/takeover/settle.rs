@@ -202,7 +202,7 @@ mod tests {
             size_bytes: 1 << 20,
             policy: Policy { failures_to_tolerate: states.len() as u8 - 1, ..Policy::DEFAULT },
             epoch: Epoch(3),
-            owner: Some(OwnerRecord { host: HostId(9), incarnation: Incarnation(1) }),
+            owner: Some(OwnerRecord { host: HostId(9), shard: 0, incarnation: Incarnation(1) }),
             seq_base: BASE,
             legs: vec![LegRecord { members: states.iter().enumerate().map(member).collect() }],
             nonce: 0,

@@ -218,6 +218,12 @@ impl Net for NoNet {
     async fn connect(&self, _: &str, _: Lane) -> io::Result<NoNet> {
         unreachable!()
     }
+    async fn connect_shard(&self, _: u8, _: Lane) -> io::Result<NoNet> {
+        unreachable!()
+    }
+    fn hand_over(&self, _: &NoNet, _: Packet, _: u8) -> io::Result<()> {
+        unreachable!()
+    }
     async fn accept(&self) -> io::Result<NoNet> {
         unreachable!()
     }

@@ -288,9 +288,31 @@ impl Net for LabNet {
         listener.push(theirs);
         Ok(mine)
     }
+    async fn connect_shard(&self, shard: u8, _lane: Lane) -> io::Result<LabConn> {
+        let name = shard_name(&self.me, shard);
+        let listener = self.lab.0.listeners.borrow().get(&name).cloned();
+        let listener = listener.ok_or(io::ErrorKind::ConnectionRefused)?;
+        let (mine, theirs) = LabConn::pair(&self.lab, &self.me, &name);
+        listener.push(theirs);
+        Ok(mine)
+    }
+    fn hand_over(&self, conn: &LabConn, first: Packet, shard: u8) -> io::Result<()> {
+        let name = shard_name(&self.me, shard);
+        let listener = self.lab.0.listeners.borrow().get(&name).cloned();
+        let listener = listener.ok_or(io::ErrorKind::ConnectionRefused)?;
+        conn.recv.packets.borrow_mut().push_front((self.lab.now(), first));
+        listener.push(conn.clone());
+        Ok(())
+    }
     async fn accept(&self) -> io::Result<LabConn> {
         self.queue.pop().await.ok_or(io::ErrorKind::BrokenPipe.into())
     }
+}
+
+/// Where a shard of the process of `me` listens: `b`, `b#1`, `b#2`.
+fn shard_name(me: &str, shard: u8) -> String {
+    let host = me.split('#').next().expect("a name has a beginning");
+    if shard == 0 { host.into() } else { format!("{host}#{shard}") }
 }
 
 #[derive(Clone)]
