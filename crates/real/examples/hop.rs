@@ -1,10 +1,11 @@
-//! What a message costs: two hosts on loopback addresses, each on its own thread, one asking.
-//! Prints calls a second and CPU a call on either side, for several depths and payloads.
+//! What a message costs: two hosts on loopback addresses, each on its own thread, one asking; or two
+//! shards of one host. Prints calls a second and CPU a call on either side, for several depths and
+//! payloads.
 //!
-//! `cargo run --release --example hop [seconds per row]`
+//! `cargo run --release --example hop [seconds per row] [shards]`
 
 use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
-use atoll_real::{RealNet, RealWorld, Shard, now, run, sleep_until};
+use atoll_real::{RealNet, RealWorld, Shard, Siblings, now, run, sleep_until};
 use atoll_transport::{BadMessage, Encoded, Identity, Message, Peers, Service};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
@@ -43,15 +44,14 @@ impl Service for Sink {
     }
 }
 
-fn start(host: HostId, net: RealNet) -> Peers<RealWorld<NoDirectory>, Sink> {
-    let name = format!("{host}");
+fn start(at: Addr, shards: u8, net: RealNet) -> Peers<RealWorld<NoDirectory>, Sink> {
     let identity = Identity {
         cluster: ClusterId(1),
-        host,
-        shard: 0,
-        shards: 1,
+        host: at.host,
+        shard: at.shard,
+        shards,
         incarnation: Incarnation(1),
-        name,
+        name: format!("{at}"),
     };
     Peers::start(RealWorld::new(net, NoDirectory).expect("entropy"), identity, Sink)
 }
@@ -68,28 +68,35 @@ fn cpu() -> u64 {
 
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(2);
+    let of_one = std::env::args().nth(2).is_some_and(|of| of == "shards");
+    let (siblings, shards) = (Siblings::of(2), if of_one { 2 } else { 1 });
+    let there = if of_one { Addr { host: ASKING, shard: 1 } } else { ANSWERING.into() };
     let (tell, told) = std::sync::mpsc::channel();
     // Whoever asks wants to know the other side's CPU time from time to time.
     let (ask_cpu, mut asked) = tokio::sync::mpsc::unbounded_channel::<()>();
     let (tell_cpu, told_cpu) = std::sync::mpsc::channel();
+    let with = siblings.clone();
     let answering = Shard::start("answering", move || async move {
-        let net = bind(3);
-        let _peers = start(ANSWERING, net.clone());
-        tell.send(net.addresses()[0].to_string()).expect("main waits");
+        let net = if of_one { RealNet::of_shard(1, &[], &with) } else { bind(3) };
+        let _peers = start(there, shards, net.clone());
+        let listens_at = net.addresses().iter().map(ToString::to_string).collect::<Vec<_>>();
+        tell.send(listens_at).expect("main waits");
         while asked.recv().await.is_some() {
             tell_cpu.send(cpu()).expect("main waits");
         }
     })
     .expect("a thread");
-    let endpoint = told.recv().expect("the other side is there");
+    let endpoints = told.recv().expect("the other side is there");
     let their_cpu = || {
         ask_cpu.send(()).expect("the other side is there");
         told_cpu.recv().expect("the other side is there")
     };
     run(async {
-        let peers = start(ASKING, bind(2));
-        peers.set_peer(ANSWERING, vec![endpoint]);
-        while !peers.peer(ANSWERING).connected {
+        let at = [SocketAddr::from(([127, 0, 0, 2], 0))];
+        let net = RealNet::bind_for(&at, &siblings).expect("a loopback port");
+        let peers = start(ASKING.into(), shards, net);
+        peers.set_peer(ANSWERING, endpoints);
+        while !peers.peer(there).connected {
             sleep_until(now() + Nanos::from_ms(1)).await;
         }
         println!(
@@ -103,7 +110,7 @@ fn main() {
             let call = || {
                 let pieces = if len == 0 { vec![] } else { vec![payload.clone()] };
                 let data = Data(pieces, vec![0; 80]);
-                peers.call(ANSWERING, Lane::Data, data, now() + Nanos::from_secs(60))
+                peers.call(there, Lane::Data, data, now() + Nanos::from_secs(60))
             };
             let mut running: FuturesUnordered<_> = (0..depth).map(|_| call()).collect();
             let (begun, mine, theirs) = (now(), cpu(), their_cpu());

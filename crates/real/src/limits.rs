@@ -47,6 +47,9 @@ pub const CALM_AFTER: Nanos = Nanos::from_ms(100);
 /// states (C1, C1E) are below, those that empty its caches take over a hundred.
 pub const WAKE_BOUND_US: i32 = 10;
 
+/// Connections that wait to be accepted by a shard of this process, of peers and of its other
+/// shards: as many as there may be handshakes under way.
+pub const ARRIVALS_MAX: usize = 256;
 /// The stream buffer of a connection, in bytes: 60 frames with a 4 KiB payload in one read.
 pub const STREAM_BUFFER: usize = 256 << 10;
 /// Payloads up to this length are taken out of the stream buffer; of longer ones, what is not in

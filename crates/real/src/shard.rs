@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::disk::RealDisk;
-use crate::tcp::RealNet;
+use crate::net::RealNet;
 use crate::{busy_poll, timers, uring};
 use atoll_world::{Directory, Nanos, Stages, World};
 use rand::rngs::{StdRng, SysRng};

@@ -1,4 +1,4 @@
-//! Peers over TCP.
+//! Connections over TCP.
 //!
 //! Sending puts a packet in a queue; one task per connection writes all that is queued with one
 //! vectored write, after everything else of that turn has run. Receiving reads into one large
@@ -9,130 +9,23 @@
 //! payload lies in one 4 KiB-aligned buffer; a `recv` that is dropped loses nothing.
 
 use crate::limits::{
-    BACKLOG, COPIED_PAYLOAD_MAX, STREAM_BUFFER, TCP_UNACKED_MS, WRITE_BYTES_MAX, WRITE_PIECES_MAX,
+    COPIED_PAYLOAD_MAX, STREAM_BUFFER, TCP_UNACKED_MS, WRITE_BYTES_MAX, WRITE_PIECES_MAX,
 };
 use atoll_format::frame::{FrameHead, HEAD_LEN};
 use atoll_world::buf::total_len;
-use atoll_world::{BufMut, Conn, Lane, Net, Packet};
+use atoll_world::{BufMut, Packet};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-
-/// This host's end of the network. Clones are the same.
-#[derive(Clone)]
-pub struct RealNet(Rc<Listeners>);
-
-struct Listeners {
-    listeners: Vec<TcpListener>,
-    addresses: Vec<SocketAddr>,
-}
-
-impl RealNet {
-    /// Listens at all of `addresses`, so that peers can connect when this returns. Connections out
-    /// come from the same IP address as one of them, if that is a definite one.
-    ///
-    /// # Errors
-    /// One of them cannot be listened at; names it.
-    pub fn bind(addresses: &[SocketAddr]) -> io::Result<Self> {
-        let mut listeners = Vec::new();
-        for &address in addresses {
-            let listen = || {
-                let socket = socket_for(address)?;
-                // A restart must not wait for the connections of the last run to time out.
-                socket.set_reuseaddr(true)?;
-                socket.bind(address)?;
-                socket.listen(BACKLOG)
-            };
-            let listener = listen().map_err(|e| {
-                io::Error::new(e.kind(), format!("cannot listen for peers at {address}: {e}"))
-            })?;
-            listeners.push(listener);
-        }
-        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-        Ok(Self(Rc::new(Listeners { listeners, addresses })))
-    }
-
-    /// Where it listens, with the ports that the system chose for port 0.
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.0.addresses
-    }
-
-    /// The address that connections to `to` come from.
-    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
-        let mine = self.0.addresses.iter().map(SocketAddr::ip);
-        let mut fitting = mine.filter(|ip| ip.is_ipv4() == to.is_ipv4() && !ip.is_unspecified());
-        fitting.find(|ip| ip.is_loopback() == to.ip().is_loopback())
-    }
-
-    async fn connect_to(&self, to: SocketAddr) -> io::Result<TcpStream> {
-        let socket = socket_for(to)?;
-        if let Some(ip) = self.source(to) {
-            socket.bind(SocketAddr::new(ip, 0))?;
-        }
-        socket.connect(to).await
-    }
-}
-
-fn socket_for(address: SocketAddr) -> io::Result<TcpSocket> {
-    if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }
-}
-
-/// Processes have one shard.
-fn no_shard(shard: u8) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("this process has no shard {shard}"))
-}
-
-impl Net for RealNet {
-    type Conn = RealConn;
-
-    async fn connect(&self, endpoint: &str, _lane: Lane) -> io::Result<RealConn> {
-        let mut last = io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("'{endpoint}' is the name of no host and port"),
-        );
-        for to in tokio::net::lookup_host(endpoint).await? {
-            match self.connect_to(to).await {
-                Ok(stream) => return RealConn::new(stream),
-                Err(e) => last = io::Error::new(e.kind(), format!("{to}: {e}")),
-            }
-        }
-        Err(last)
-    }
-
-    async fn connect_shard(&self, shard: u8, _lane: Lane) -> io::Result<RealConn> {
-        Err(no_shard(shard))
-    }
-
-    fn hand_over(&self, _conn: &RealConn, _first: Packet, shard: u8) -> io::Result<()> {
-        Err(no_shard(shard))
-    }
-
-    async fn accept(&self) -> io::Result<RealConn> {
-        let (stream, _) = poll_fn(|cx| {
-            for listener in &self.0.listeners {
-                if let Poll::Ready(accepted) = listener.poll_accept(cx) {
-                    return Poll::Ready(accepted);
-                }
-            }
-            Poll::Pending
-        })
-        .await
-        .inspect_err(|e| tracing::warn!("cannot accept a connection of a peer: {e}"))?;
-        RealConn::new(stream)
-    }
-}
+use tokio::net::TcpStream;
 
 /// A connection to a peer.
 #[derive(Clone)]
-pub struct RealConn(Rc<Handle>);
+pub(crate) struct TcpConn(Rc<Handle>);
 
 /// What all clones share; its end lets the writer finish and close.
 struct Handle(Rc<Shared>);
@@ -141,7 +34,7 @@ struct Shared {
     peer: String,
     outgoing: RefCell<Outgoing>,
     incoming: RefCell<Incoming>,
-    write: OwnedWriteHalf,
+    stream: TcpStream,
     /// The task that writes.
     writer: RefCell<Option<Waker>>,
     /// Who waits in `recv`.
@@ -152,17 +45,16 @@ struct Shared {
     broken: Cell<bool>,
 }
 
-impl RealConn {
-    fn new(stream: TcpStream) -> io::Result<Self> {
+impl TcpConn {
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_tcp_user_timeout(&stream, TCP_UNACKED_MS)?;
         let peer = stream.peer_addr()?.to_string();
-        let (read, write) = stream.into_split();
         let shared = Rc::new(Shared {
             peer,
             outgoing: RefCell::default(),
-            incoming: RefCell::new(Incoming::new(read)),
-            write,
+            incoming: RefCell::new(Incoming::new()),
+            stream,
             writer: RefCell::default(),
             reader: RefCell::default(),
             finished: Cell::new(false),
@@ -205,8 +97,8 @@ impl Shared {
                 *self.writer.borrow_mut() = Some(cx.waker().clone());
                 return Poll::Pending;
             }
-            ready!(self.write.as_ref().poll_write_ready(cx))?;
-            match outgoing.write(&self.write) {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match outgoing.write(&self.stream) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
@@ -219,14 +111,14 @@ impl Shared {
         self.outgoing.borrow_mut().packets.clear();
         // The peer sees the end after what was already given to the system. An error only says
         // that it knows already.
-        let _ = rustix::net::shutdown(self.write.as_ref(), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
         wake(&self.writer);
         wake(&self.reader);
     }
 }
 
-impl Conn for RealConn {
-    fn send(&self, packet: Packet) -> io::Result<()> {
+impl TcpConn {
+    pub fn send(&self, packet: Packet) -> io::Result<()> {
         let shared = &self.0.0;
         if shared.broken.get() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -236,13 +128,13 @@ impl Conn for RealConn {
         Ok(())
     }
 
-    async fn recv(&self) -> io::Result<Packet> {
+    pub async fn recv(&self) -> io::Result<Packet> {
         let shared = &self.0.0;
         poll_fn(|cx| {
             if shared.broken.get() {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
             }
-            let next = shared.incoming.borrow_mut().poll_next(cx);
+            let next = shared.incoming.borrow_mut().poll_next(&shared.stream, cx);
             if next.is_pending() {
                 // The socket wakes it too; this is for `close`.
                 *shared.reader.borrow_mut() = Some(cx.waker().clone());
@@ -252,7 +144,7 @@ impl Conn for RealConn {
         .await
     }
 
-    fn close(&self) {
+    pub fn close(&self) {
         let shared = &self.0.0;
         if shared.broken.get() {
             return;
@@ -260,14 +152,32 @@ impl Conn for RealConn {
         // A last word may be queued: it goes if the system takes it at once.
         let mut outgoing = shared.outgoing.borrow_mut();
         if !outgoing.packets.is_empty() {
-            let _ = outgoing.write(&shared.write);
+            let _ = outgoing.write(&shared.stream);
         }
         drop(outgoing);
         shared.break_off();
     }
 
-    fn peer(&self) -> String {
+    pub fn peer(&self) -> String {
         self.0.0.peer.clone()
+    }
+
+    /// The socket, for another thread, which goes on behind the packet that was taken last. This
+    /// end is of no use any more.
+    ///
+    /// # Errors
+    /// The peer has sent more than that packet, or there are no file descriptors left.
+    pub fn hand_over(&self) -> io::Result<std::net::TcpStream> {
+        let shared = &self.0.0;
+        let incoming = shared.incoming.borrow();
+        if incoming.start != incoming.end || incoming.frame.is_some() || shared.broken.get() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let socket = shared.stream.as_fd().try_clone_to_owned()?;
+        // Not `break_off`: the socket lives on.
+        shared.broken.set(true);
+        wake(&shared.writer);
+        Ok(socket.into())
     }
 }
 
@@ -281,7 +191,7 @@ struct Outgoing {
 
 impl Outgoing {
     /// One vectored write of as much as it takes.
-    fn write(&mut self, to: &OwnedWriteHalf) -> io::Result<()> {
+    fn write(&mut self, to: &TcpStream) -> io::Result<()> {
         let mut slices = Vec::with_capacity(WRITE_PIECES_MAX.min(3 * self.packets.len()));
         let (mut skip, mut bytes) = (self.done, 0);
         'full: for packet in &self.packets {
@@ -315,7 +225,6 @@ impl Outgoing {
 
 /// What has been read and not been taken.
 struct Incoming {
-    from: OwnedReadHalf,
     /// The stream; the bytes of `start..end` are unread. Pages that are never reached cost nothing.
     buffer: Vec<u8>,
     start: usize,
@@ -334,11 +243,11 @@ struct Frame {
 }
 
 impl Incoming {
-    fn new(from: OwnedReadHalf) -> Self {
-        Self { from, buffer: vec![0; STREAM_BUFFER], start: 0, end: 0, frame: None }
+    fn new() -> Self {
+        Self { buffer: vec![0; STREAM_BUFFER], start: 0, end: 0, frame: None }
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Packet>> {
+    fn poll_next(&mut self, from: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<Packet>> {
         loop {
             if let Some(packet) = self.take()? {
                 return Poll::Ready(Ok(packet));
@@ -357,11 +266,12 @@ impl Incoming {
                 Some(frame) => (&mut frame.payload[frame.filled..], &mut frame.filled),
                 None => (&mut self.buffer[self.end..], &mut self.end),
             };
-            let mut into = ReadBuf::new(into);
-            ready!(Pin::new(&mut self.from).poll_read(cx, &mut into))?;
-            match into.filled().len() {
-                0 => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
-                n => *count += n,
+            ready!(from.poll_read_ready(cx))?;
+            match from.try_read(into) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => *count += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Poll::Ready(Err(e)),
             }
         }
     }

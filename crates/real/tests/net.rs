@@ -3,7 +3,8 @@
 use atoll_format::frame::{FrameHead, FrameKind, VERSION_MAX};
 use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
 use atoll_real::{
-    RealConn, RealNet, RealStream, RealWorld, Shard, StreamListener, now, run, sleep_until,
+    RealConn, RealNet, RealStream, RealWorld, Shard, Siblings, StreamListener, now, run,
+    sleep_until,
 };
 use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
 use atoll_world::directory::{
@@ -59,11 +60,15 @@ impl Service for Twice {
 type Host = Peers<RealWorld<NoDirectory>, Twice>;
 
 fn start(net: &RealNet, host: HostId, service: Twice) -> Host {
+    start_shard(net, Addr::from(host), 1, service)
+}
+
+fn start_shard(net: &RealNet, Addr { host, shard }: Addr, shards: u8, service: Twice) -> Host {
     let identity = Identity {
         cluster: ClusterId(1),
         host,
-        shard: 0,
-        shards: 1,
+        shard,
+        shards,
         incarnation: Incarnation(1),
         name: "x".into(),
     };
@@ -79,6 +84,84 @@ async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         assert!(now() < give_up, "it never came true");
         sleep_until(now() + MS).await;
+    }
+}
+
+/// Calls that many times, 16 at once, with payloads of several sizes, and checks each answer.
+async fn ask(peers: &Host, to: Addr, count: u32) {
+    let far = now() + Nanos::from_secs(30);
+    let lens = [0, 1, 4096, 65536, 1 << 20];
+    for first in (0..count).step_by(16) {
+        let calls = (first..count.min(first + 16)).map(|n| {
+            let whole = bytes(lens[n as usize % lens.len()]);
+            peers.call(to, Lane::Data, Bytes(n, vec![whole]), far)
+        });
+        let calls: Vec<_> = calls.collect();
+        for (n, reply) in (first..).zip(join_all(calls).await) {
+            let Bytes(number, payload) = reply.unwrap_or_else(|e| panic!("call {n} of {to}: {e}"));
+            let len = lens[n as usize % lens.len()];
+            assert_eq!(number, n);
+            let payload = atoll_world::buf::join(&payload);
+            assert!(payload[..] == [&bytes(len)[..], &bytes(len)].concat(), "{len} bytes of {n}");
+        }
+    }
+}
+
+#[test]
+fn shards_are_asked_by_their_siblings_and_by_peers_over_one_socket() {
+    const COUNT: u32 = 400;
+    let siblings = Siblings::of(3);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (asked_all, all_asked) = std::sync::mpsc::channel();
+    let (end, ending) = tokio::sync::watch::channel(false);
+    let mut shards = Vec::new();
+    for shard in 0..3 {
+        let (siblings, tell, done) = (siblings.clone(), tell.clone(), asked_all.clone());
+        let mut ending = ending.clone();
+        let main = move || async move {
+            let net = match shard {
+                0 => {
+                    RealNet::bind_for(&[SocketAddr::from(([127, 0, 0, 3], 0))], &siblings).unwrap()
+                }
+                _ => RealNet::of_shard(shard, &[], &siblings),
+            };
+            tell.send(net.addresses().first().copied()).unwrap();
+            let twice = Twice::default();
+            let peers = start_shard(&net, Addr { host: B, shard }, 3, twice.clone());
+            // All ask all, each itself too.
+            for to in 0..3 {
+                ask(&peers, Addr { host: B, shard: to }, COUNT).await;
+            }
+            done.send(()).unwrap();
+            ending.wait_for(|end| *end).await.unwrap();
+            peers.stop();
+            assert_eq!(peers.counters().frames_bad, 0);
+            let seen = twice.seen.borrow().len();
+            seen
+        };
+        shards.push(Shard::start(&format!("shard-{shard}"), main).unwrap());
+    }
+    let endpoint = (0..3).find_map(|_| told.recv().unwrap()).unwrap();
+    run(async {
+        let net = bind([127, 0, 0, 2], 0);
+        let a = start(&net, A, Twice::default());
+        a.set_peer(B, vec![endpoint.to_string()]);
+        for shard in 0..3 {
+            ask(&a, Addr { host: B, shard }, COUNT).await;
+        }
+        let none = Addr { host: B, shard: 3 };
+        let refused = a.call(none, Lane::Data, Bytes(0, vec![]), now() + Nanos::from_secs(9)).await;
+        let Err(CallError::Refused(why)) = refused else { panic!("{refused:?}") };
+        assert!(why.contains("shards: 3"), "{why}");
+        a.stop();
+    })
+    .unwrap();
+    for _ in 0..3 {
+        all_asked.recv_timeout(Duration::from_secs(60)).expect("every shard has asked every one");
+    }
+    end.send(true).unwrap();
+    for shard in shards {
+        assert_eq!(shard.join().unwrap(), 4 * COUNT as usize, "by three shards and a peer");
     }
 }
 
