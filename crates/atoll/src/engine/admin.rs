@@ -204,6 +204,12 @@ impl View {
         self.hosts.iter().any(|(record, alive, _)| record.id == id && *alive)
     }
 
+    /// Whether a host of that name answers, and has told how it is.
+    pub fn tells(&self, name: &str) -> bool {
+        let mut hosts = self.hosts.iter();
+        hosts.any(|(record, answers, status)| record.name == name && *answers && status.is_some())
+    }
+
     /// Whether a copy can be used: its host answers, and the disk group that has it is in use.
     fn is_there(&self, member: &record::MemberRecord) -> bool {
         self.hosts.iter().any(|(record, alive, _)| {
@@ -944,24 +950,18 @@ impl Engine {
         Ok(Told { what: resync, missing: self.silent(&silent)? })
     }
 
-    /// Scrubs; of this host exactly, of others as they last said.
+    /// Scrubs of this host's disk groups.
     pub fn scrubs(&self) -> Result<Vec<Scrub>, Problem> {
-        let node = &self.running()?.node;
-        let mut all = Vec::new();
-        for (record, _, status) in node.hosts() {
-            let status = if record.id == self.host { Some(node.status()) } else { status };
-            for group in status.into_iter().flat_map(|status| status.groups) {
-                all.push(Scrub {
-                    group: group.id.to_string(),
-                    host: record.name.clone(),
-                    running: group.scrub_running,
-                    blocks_checked: group.scrub_checked,
-                    blocks_total: group.scrub_total,
-                    blocks_bad: group.scrub_bad,
-                });
-            }
-        }
-        Ok(all)
+        let groups = self.running()?.node.status().groups.into_iter();
+        let scrubs = groups.map(|group| Scrub {
+            group: group.id.to_string(),
+            host: self.config.host_name.clone(),
+            running: group.scrub_running,
+            blocks_checked: group.scrub_checked,
+            blocks_total: group.scrub_total,
+            blocks_bad: group.scrub_bad,
+        });
+        Ok(scrubs.collect())
     }
 
     /// Hosts that did not answer, in the words of the interface.

@@ -6,6 +6,7 @@
 //! from starting.
 
 mod admin;
+mod cluster;
 mod control;
 mod disks;
 mod event_files;
