@@ -5,8 +5,9 @@
 //! is asked over the peers' connections, and of that host alone.
 
 use super::Engine;
-use super::admin::{SILENT, View};
+use super::admin::SILENT;
 use super::host_request::{HostRequest, Question};
+use super::items::{check_item, resync_item, space_item, state_item};
 use super::meter::{VolumeUse, add};
 use crate::control::{Scope, Told};
 use atoll_api::envelope::Missing;
@@ -17,6 +18,7 @@ use atoll_api::types::{
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_format::record::HostRecord;
+use atoll_node::ClusterFacts;
 use futures_util::future::{join, join_all};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -126,18 +128,17 @@ impl Engine {
             let (told_uses, told_checks) = both.await;
             (uses, theirs) = (told_uses?, told_checks?);
         }
-        let (cluster, view) = (self.cluster().await?, self.view().await?);
+        let (cluster, facts) = (self.cluster().await?, self.facts().await?);
         let mut checks = self.local_checks();
         let told = uses.and(theirs.missing);
         if scope == Scope::Cluster {
-            checks.extend(view.checks());
+            checks.extend(facts.checks().into_iter().map(check_item));
             checks.extend(theirs.what.into_iter().flat_map(|(_, checks)| checks));
-            // Alive, and yet it does not tell: what it alone knows may be anything.
-            let untold = told.missing.iter().filter(|missing| view.tells(&missing.host));
-            checks.extend(untold.map(untold_check));
+            let untold = told.missing.iter().filter_map(|m| facts.untold(&m.host, &m.why));
+            checks.extend(untold.map(check_item));
         }
         checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
-        let mut status = summary(cluster, &view, self.local_io(), checks);
+        let mut status = summary(cluster, &facts, self.local_io(), checks);
         Ok(told.map(|each| {
             status.io = each.iter().map(|(_, uses)| sum(uses)).fold(status.io, add);
             status
@@ -291,48 +292,36 @@ fn add_use(volume: &mut Volume, elsewhere: &BTreeMap<String, (Io, u32)>) {
     }
 }
 
-/// A host that seems to be up and does not tell what it knows.
-fn untold_check(missing: &Missing) -> HealthCheck {
-    HealthCheck {
-        name: "host-untold".into(),
-        level: Level::Warning,
-        message: format!(
-            "host {} {}: its disks and clients are not known",
-            missing.host, missing.why
-        ),
-        remedy: "atoll host list".into(),
-    }
-}
-
 /// A profile of a host that told none.
 fn untold_profile(missing: &Missing) -> Profile {
     let detail = format!("host {} {}", missing.host, missing.why);
     Profile { host: missing.host.clone(), detail, ..Profile::default() }
 }
 
-fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> Status {
-    let states: Vec<VolumeState> = view.volumes.iter().map(|volume| view.state(volume)).collect();
+fn summary(cluster: Cluster, facts: &ClusterFacts, io: Io, checks: Vec<HealthCheck>) -> Status {
+    let states = facts.volumes.iter().map(|volume| state_item(facts.state(volume)));
+    let states: Vec<VolumeState> = states.collect();
     let count = |wanted: &[VolumeState]| {
         states.iter().filter(|state| wanted.contains(state)).count() as u32
     };
-    let (resync, promised) = (view.resync(), view.promised());
+    let (resync, promised) = (resync_item(facts), facts.promised());
     let level = checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
     Status {
         cluster,
         health: Health { level, checks },
-        space: view.space(),
+        space: facts.space().map(space_item),
         promised_bytes: promised.promised_bytes,
         exist_bytes: promised.exist_bytes,
         io,
-        hosts_up: view.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
-        hosts: view.hosts.len() as u32,
+        hosts_up: facts.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
+        hosts: facts.hosts.len() as u32,
         volumes: states.len() as u32,
         volumes_degraded: count(&[VolumeState::Degraded, VolumeState::Resyncing]),
         volumes_inaccessible: count(&[VolumeState::Inaccessible]),
         resync_bytes_left: resync.bytes_left,
         resync_copies: resync.items.len() as u32,
         resync_seconds_left: resync.seconds_left,
-        checksum_errors: view.checksum_errors(),
+        checksum_errors: facts.checksum_errors(),
     }
 }
 

@@ -2,6 +2,7 @@
 //! leads to.
 
 use super::Engine;
+use super::items::resync_item;
 use crate::bridge::Bridge;
 use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::types::{
@@ -221,7 +222,7 @@ impl Control for EngineControl {
     async fn resync(&self, scope: Scope) -> Collected<Resync> {
         let resync = move |engine: Rc<Engine>| async move {
             let missing = engine.look(scope).await?;
-            Ok(Told { what: engine.view().await?.resync(), missing })
+            Ok(Told { what: resync_item(&engine.facts().await?), missing })
         };
         self.bridge.call(resync).await
     }

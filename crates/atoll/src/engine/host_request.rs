@@ -162,6 +162,9 @@ impl Engine {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let left = until.since(self.running().map_err(Unanswered::Refused)?.world.now());
+            if left == Nanos::ZERO {
+                return Err(Unanswered::Call(CallError::Deadline));
+            }
             let request = HostRequest::Tell { question: question.clone(), after };
             let page: Page = self.ask(host, &request, left).await?;
             for item in page.items {
