@@ -5,9 +5,10 @@
 //! [`REPLY_MAX`](crate::limits::REPLY_MAX) bytes; an error of the server arrives as its own
 //! [`Problem`], anything that is not one as [`Code::WrongServer`].
 
-use crate::envelope::{Item, List, Missing};
+use crate::envelope::{Item, List, Missing, Named};
 use crate::limits::{PAGE_MAX, REPLY_MAX};
 use crate::problem::{Code, Problem};
+use crate::routes::{Op, Reply, Route};
 use crate::shell::quote;
 use crate::uri::{self, escape};
 use http_body_util::{BodyExt, Full, Limited};
@@ -91,17 +92,38 @@ pub struct Call {
     pub body: Option<String>,
     /// Headers besides those that every request has.
     pub headers: Vec<(&'static str, String)>,
+    /// What it asks for, unless that is a page for machines.
+    route: Option<&'static Route>,
 }
 
 impl Call {
-    /// Reads `target`.
-    pub fn get(target: impl Into<String>) -> Self {
-        Self::of(Method::GET, target)
+    /// An operation of the table, on what has those names.
+    ///
+    /// # Panics
+    /// The operation's path has another number of names.
+    pub fn to(op: Op, names: &[&str]) -> Self {
+        let route = op.route();
+        let method = route.method.parse().expect("the table has methods of HTTP");
+        let (body, headers) = (None, Vec::new());
+        Self { method, target: route.target(names), body, headers, route: Some(route) }
     }
 
-    /// `method` on `target`.
-    pub fn of(method: Method, target: impl Into<String>) -> Self {
-        Self { method, target: target.into(), body: None, headers: Vec::new() }
+    /// Reads a page for machines: `/readyz` and its like.
+    pub fn get(target: impl Into<String>) -> Self {
+        let (body, headers) = (None, Vec::new());
+        Self { method: Method::GET, target: target.into(), body, headers, route: None }
+    }
+
+    /// With that query parameter.
+    ///
+    /// # Panics
+    /// The operation does not know it.
+    pub fn query(mut self, name: &'static str, value: &str) -> Self {
+        let known = self.route.is_none_or(|route| route.parameters().any(|known| known == name));
+        assert!(known, "{} does not take {name}", self.target);
+        self.target.push(if self.target.contains('?') { '&' } else { '?' });
+        self.target += &format!("{name}={}", escape(value));
+        self
     }
 
     /// With that body.
@@ -162,7 +184,9 @@ impl Client {
     ///
     /// # Errors
     /// The server's problem; [`Code::CannotConnect`]; [`Code::TimedOut`]; [`Code::WrongServer`].
-    pub async fn item<T: DeserializeOwned>(&self, call: Call) -> Result<Item<T>, Problem> {
+    pub async fn item<T: DeserializeOwned + Named>(&self, call: Call) -> Result<Item<T>, Problem> {
+        let expected = call.route.is_none_or(|route| route.reply == Reply::Item(T::KIND));
+        assert!(expected, "{} does not answer with a {}", call.target, T::KIND);
         let bytes = self.bytes(call).await?;
         self.decode(&bytes)
     }
@@ -171,7 +195,9 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::item`].
-    pub async fn page<T: DeserializeOwned>(&self, call: Call) -> Result<List<T>, Problem> {
+    pub async fn page<T: DeserializeOwned + Named>(&self, call: Call) -> Result<List<T>, Problem> {
+        let expected = call.route.is_none_or(|route| route.reply == Reply::List(T::KIND));
+        assert!(expected, "{} does not answer with a list of {}", call.target, T::KIND);
         let bytes = self.bytes(call).await?;
         self.decode(&bytes)
     }
@@ -180,7 +206,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::item`].
-    pub async fn list<T: DeserializeOwned>(&self, call: Call) -> Result<List<T>, Problem> {
+    pub async fn list<T: DeserializeOwned + Named>(&self, call: Call) -> Result<List<T>, Problem> {
         let mut call = call;
         if !call.target.contains("limit=") {
             // Few pages: for each the server looks at everything.
@@ -422,7 +448,7 @@ impl Stream {
 mod tests {
     use super::{Call, Client, Endpoint};
     use crate::problem::Code;
-    use hyper::Method;
+    use crate::routes::Op;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -464,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_call_shows_as_a_curl_line_that_a_shell_reads_back() {
-        let call = Call::of(Method::POST, "/api/v1/volumes").json(&"it's").header("if-match", "1");
+        let call = Call::to(Op::VolumeCreate, &[]).json(&"it's").header("if-match", "1");
         assert_eq!(
             call.to_curl(&Endpoint::Unix("/run/a b.sock".into())),
             concat!(
@@ -473,6 +499,21 @@ mod tests {
                 r#"-d '"it'\''s"' http://localhost/api/v1/volumes"#,
             )
         );
+    }
+
+    #[test]
+    fn a_call_takes_the_parameters_of_its_operation_escaped() {
+        let call = Call::to(Op::EventList, &[]).query("follow", "1").query("cursor", "a=&b");
+        assert_eq!(call.target, "/api/v1/events?follow=1&cursor=a%3D%26b");
+        let unknown = || Call::to(Op::EventList, &[]).query("token", "1");
+        assert!(std::panic::catch_unwind(unknown).is_err(), "events take no token");
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "does not answer with a list of Volume")]
+    async fn an_answer_is_read_as_what_the_table_says() {
+        let client = Client::new(Endpoint::Unix("/nonexistent".into()), Duration::from_secs(9));
+        let _ = client.list::<crate::types::Volume>(Call::to(Op::HostList, &[])).await;
     }
 
     /// A server that answers every connection with `reply`, or never if it is empty.
@@ -512,7 +553,7 @@ mod tests {
     async fn a_change_whose_answer_is_lost_may_be_done() {
         let ask = async |endpoint: Endpoint| {
             let client = Client::new(endpoint, Duration::from_secs(9));
-            let call = Call::of(Method::POST, "/api/v1/volumes").json(&1);
+            let call = Call::to(Op::VolumeCreate, &[]).json(&1);
             client.bytes(call).await.unwrap_err().code
         };
         assert_eq!(ask(Endpoint::Unix("/nonexistent".into())).await, Code::CannotConnect);

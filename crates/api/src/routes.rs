@@ -1,5 +1,8 @@
-//! The table of routes: the server is built from it, the OpenAPI document is made from it, and
-//! tests walk it. A route that is not here does not exist.
+//! The table of routes: the server is built from it, the OpenAPI document is made from it, clients
+//! take paths, methods and the kinds of answers from it, and tests walk it. A route that is not
+//! here does not exist.
+
+use crate::uri::escape;
 
 /// What a route does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -72,6 +75,13 @@ pub struct Route {
     pub query: &'static [&'static str],
 }
 
+impl Op {
+    /// Its line of the table.
+    pub fn route(self) -> &'static Route {
+        ROUTES.iter().find(|route| route.op == self).expect("every operation has a route")
+    }
+}
+
 /// What every route of the table begins with.
 pub const PREFIX: &str = "/api/v1";
 
@@ -120,6 +130,24 @@ impl Route {
         let list: &[&str] = if matches!(self.reply, List(_)) { &["limit", "cursor"] } else { &[] };
         let dry: &[&str] = if self.is_change() { &["dry_run"] } else { &[] };
         list.iter().chain(dry).chain(self.query).copied()
+    }
+
+    /// Its path with [`PREFIX`], `names` in the places of its `{x}`, escaped.
+    ///
+    /// # Panics
+    /// The path has another number of them.
+    pub fn target(&self, names: &[&str]) -> String {
+        let mut target = String::from(PREFIX);
+        let mut names_left = names.iter();
+        for part in self.path.split_inclusive('}') {
+            let (before, place) = part.split_once('{').unwrap_or((part, ""));
+            target += before;
+            if !place.is_empty() {
+                target += &escape(names_left.next().expect("a name for each place"));
+            }
+        }
+        assert!(names_left.next().is_none(), "{names:?} in {}", self.path);
+        target
     }
 
     /// Names of the `{x}` in its path, in order.
@@ -279,6 +307,25 @@ pub const ROUTES: &[Route] = &[
 mod tests {
     use super::{Op, QUERY, ROUTES};
     use std::collections::BTreeSet;
+
+    #[test]
+    fn names_take_their_places_in_a_path_escaped() {
+        assert_eq!(Op::StatusShow.route().target(&[]), "/api/v1/status");
+        assert_eq!(Op::DiskWipe.route().target(&["a/b"]), "/api/v1/hosts/a%2Fb/disks:wipe");
+        assert_eq!(Op::VolumeLock.route().target(&["v"]), "/api/v1/volumes/v/lock");
+        for route in ROUTES {
+            let names = vec!["x"; route.path_parameters().count()];
+            let target = route.target(&names);
+            assert!(target.starts_with("/api/v1/") && !target.contains(['{', '}']), "{target}");
+            assert_eq!(route.op.route().path, route.path);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a name for each place")]
+    fn a_path_without_a_name_is_none() {
+        Op::HostShow.route().target(&[]);
+    }
 
     #[test]
     fn every_operation_has_one_route_and_every_route_known_parameters() {

@@ -23,7 +23,7 @@ pub enum Scope {
     /// Every host that answers is asked.
     #[default]
     Cluster,
-    /// Only this host: how hosts ask each other.
+    /// Only this host.
     Local,
 }
 

@@ -58,7 +58,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         Ok(Err(problem)) => return Err(problem.into()),
         Err(_) => return Err(Problem::new(Code::Failed, "the shard has ended").into()),
     }
-    let control = EngineControl::new(near, config.host_name.clone(), host.to_string());
+    let control = EngineControl::new(near);
     let access = Access {
         names: config.api_names.clone(),
         writable: config.api_writable,

@@ -21,6 +21,7 @@ mod event_kinds;
 mod event_lines;
 mod event_log;
 mod export;
+mod facts;
 mod manage;
 mod membership;
 mod node;
@@ -40,11 +41,16 @@ pub use event_log::{
     merge_events,
 };
 pub use export::CountedVolume;
+pub use facts::checks::{Check, CheckKind, CheckLevel};
+pub use facts::resync::{ResyncCopy, ResyncFacts};
+pub use facts::tasks::{Outcome, TaskBook, TaskFacts, Work};
+pub use facts::{ClusterFacts, KnownHost, SpaceSum, VolumeState, host_name, volume_state};
 pub use manage::create::CreateVolume;
 pub use manage::resize::Resize;
+pub use membership::join::{JoinError, check_host_name, find_or_found};
 pub use membership::twin::{Before, before};
 pub use node::{Manager, Node, NodeConfig, OpenVolume, OtherLife};
-pub use status::{CopyStatus, GroupStatus, HostStatus, ObjectStatus};
+pub use status::{CopyStatus, FailureKind, GroupStatus, HostStatus, ObjectStatus};
 pub use volume_lock::import::{IDLE_MAX, ImportLock};
 pub use volume_lock::table::export_name;
 pub use volume_view::{PlacementView, VolumeView};

@@ -13,6 +13,7 @@ use crate::volume_lock::table::{Import, LockTable};
 use atoll_format::id::{ClusterId, ComponentId, GroupId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{GroupRecord, HostRecord, LockPurpose};
 use atoll_object::HostObjects;
+use atoll_world::components::FailureCause;
 use atoll_world::directory::Revision;
 use atoll_world::sync::{Notified, Notify};
 use atoll_world::{Components, Nanos, World};
@@ -69,6 +70,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub objects: HostObjects<W, S>,
     /// This host's disk groups, as published.
     pub groups: RefCell<Vec<GroupRecord>>,
+    /// What took those of them out of use that have failed.
+    pub failure_causes: RefCell<BTreeMap<GroupId, FailureCause>>,
     /// The cluster's hosts, as the directory last showed them.
     pub hosts: RefCell<BTreeMap<HostId, HostRecord>>,
     /// What each host last said of itself, and when.
@@ -118,6 +121,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             incarnation,
             objects,
             groups: RefCell::new(groups),
+            failure_causes: RefCell::default(),
             hosts: RefCell::default(),
             statuses: RefCell::default(),
             silent: RefCell::default(),

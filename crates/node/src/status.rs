@@ -2,8 +2,29 @@
 //! every two seconds, never the ground of a decision about data.
 
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId};
+use atoll_world::components::FailureCause;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What took a disk group out of use: [`FailureCause`] as hosts tell it to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "as there")]
+pub enum FailureKind {
+    NoRoom,
+    ReadOnly,
+    Broken,
+}
+
+impl From<FailureCause> for FailureKind {
+    fn from(cause: FailureCause) -> Self {
+        match cause {
+            FailureCause::NoRoom => Self::NoRoom,
+            FailureCause::ReadOnly => Self::ReadOnly,
+            FailureCause::Broken => Self::Broken,
+        }
+    }
+}
 
 /// One disk group now.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -28,6 +49,9 @@ pub struct GroupStatus {
     pub log_fill: f64,
     /// Empty unless it has failed.
     pub failure: String,
+    /// What kind of failure; none if it has not failed, or the host is too old to say.
+    #[serde(default)]
+    pub cause: Option<FailureKind>,
     /// Checksums that did not match since the host started.
     pub checksum_errors: u64,
     /// Errors of its devices since the host started.

@@ -1,6 +1,6 @@
-//! What a message costs: two hosts on loopback addresses, each on its own thread, one asking; or two
-//! shards of one host. Prints calls a second and CPU a call on either side, for several depths and
-//! payloads.
+//! What a message costs: two hosts on loopback addresses, each on its own thread, one asking; or
+//! two shards of one host. Prints calls a second and CPU a call on either side, for several depths
+//! and payloads.
 //!
 //! `cargo run --release --example hop [seconds per row] [shards]`
 

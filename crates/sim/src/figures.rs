@@ -1,11 +1,12 @@
 //! What every host says of the cluster once it is well, against what is: hosts, space, volumes,
-//! their placement, and that nothing is left to copy.
+//! their placement, that nothing is left to copy, and that no health check of a host or a volume
+//! does not pass.
 
 use crate::cluster::{Cluster, Storage, host_id};
 use crate::world::SimWorld;
 use atoll_format::record::{ObjectRecord, ObjectState};
 use atoll_format::units::CHUNK;
-use atoll_node::{HostStatus, Node, ObjectStatus, VolumeView};
+use atoll_node::{CheckKind, ClusterFacts, HostStatus, Node, ObjectStatus, VolumeView};
 use atoll_object::placement::{Explanation, Violation};
 use atoll_world::{Components, Nanos};
 use std::collections::BTreeMap;
@@ -60,8 +61,13 @@ impl<T: Storage> Cluster<T> {
             of_placement(&placement.explanation, &record)
                 .map_err(|why| format!("of the placement of {} {why}", volume.name))?;
         }
-        match left.into_values().next() {
-            Some(record) => Err(format!("nothing of volume {}", record.name)),
+        if let Some(record) = left.into_values().next() {
+            return Err(format!("nothing of volume {}", record.name));
+        }
+        let facts = ClusterFacts { hosts: node.hosts(), volumes, ..ClusterFacts::default() };
+        let mut wrong = facts.checks().into_iter().filter(|check| ends_with_faults(check.kind));
+        match wrong.next() {
+            Some(check) => Err(format!("{}: {}", check.kind.name(), check.message)),
             None => Ok(()),
         }
     }
@@ -98,6 +104,30 @@ impl<T: Storage> Cluster<T> {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// Whether a check must pass once everything is well: how full the small disks of a run are, and
+/// what was repaired, stays as it is.
+fn ends_with_faults(kind: CheckKind) -> bool {
+    match kind {
+        CheckKind::HostDown
+        | CheckKind::HostUnknown
+        | CheckKind::HostUntold
+        | CheckKind::GroupFailed
+        | CheckKind::NoDisks
+        | CheckKind::DiskUnused
+        | CheckKind::VolumeInaccessible
+        | CheckKind::VolumeDegraded
+        | CheckKind::VolumeResyncing => true,
+        CheckKind::NearlyFull
+        | CheckKind::PromisedMore
+        | CheckKind::PromisedLimit
+        | CheckKind::GroupNearlyFull
+        | CheckKind::GroupCrowded
+        | CheckKind::LogFull
+        | CheckKind::NoSpace
+        | CheckKind::ChecksumErrors => false,
     }
 }
 

@@ -7,8 +7,9 @@ use atoll_format::record::{
     key,
 };
 use atoll_node::{
-    CreateVolume, EventMark, IDLE_MAX, ManageError, Node, Resize, Severity, VolumeView,
-    export_name, merge_events,
+    CheckKind, CreateVolume, EventMark, IDLE_MAX, JoinError, ManageError, Node, Outcome, Resize,
+    Severity, TaskBook, TaskFacts, VolumeView, Work, check_host_name, export_name, find_or_found,
+    merge_events,
 };
 use atoll_object::message::{Reply, Request};
 use atoll_sim::cluster::{Storage, host_id, node_config};
@@ -1447,5 +1448,151 @@ fn a_lost_copy_without_a_place_is_told() {
         let told = told();
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].contains("h1 is down; bring back h1, or add a host"), "{told:?}");
+    });
+}
+
+/// Names of the checks that do not pass, as a host sees them.
+async fn checks(node: &Host) -> Vec<CheckKind> {
+    node.look().await;
+    let facts = node.facts().await.expect("the directory answers");
+    facts.checks().iter().map(|check| check.kind).collect()
+}
+
+#[test]
+fn what_is_wrong_is_found_by_its_check_and_nothing_of_a_healthy_cluster() {
+    with(3, async |hosts| {
+        let node = hosts.node(0);
+        make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        assert_eq!(checks(&node).await, []);
+        let other = other_copy(&node, "v").await;
+        hosts.kill(other).await;
+        // The owner has noticed when it has written without the copy.
+        write(&node, "v", 0, 2).await;
+        assert_eq!(checks(&node).await, [CheckKind::HostDown, CheckKind::VolumeDegraded]);
+        // One that is back has nothing to say once its copy is up to date.
+        hosts.machines.start(other);
+        hosts.wait(Nanos::from_secs(20)).await;
+        assert_eq!(checks(&node).await, []);
+        // Its disk goes, it does not: the copy is rebuilt elsewhere.
+        hosts.machines.disks(other)[0].set_gone(true);
+        hosts.wait(Nanos::from_secs(60)).await;
+        write(&node, "v", 0, 3).await;
+        hosts.wait(Nanos::from_secs(60)).await;
+        let found = checks(&node).await;
+        assert!(found.contains(&CheckKind::GroupFailed), "{found:?}");
+        let known =
+            |kind: &CheckKind| [CheckKind::GroupFailed, CheckKind::VolumeDegraded].contains(kind);
+        assert!(found.iter().all(known), "{found:?}");
+        let facts = node.facts().await.expect("the directory answers");
+        let failed = facts.checks().into_iter().find(|c| c.kind == CheckKind::GroupFailed);
+        assert!(failed.expect("it is there").remedy.starts_with("replace the disk"));
+        // Without any other host, the last copy is waited for.
+        (1..3).filter(|&host| hosts.machines.is_up(host)).for_each(|host| {
+            hosts.machines.kill(host, false);
+        });
+        hosts.wait(Nanos::from_secs(3)).await;
+        let down = checks(&node).await;
+        assert_eq!(down.iter().filter(|kind| **kind == CheckKind::HostDown).count(), 2);
+    });
+}
+
+#[test]
+fn a_group_without_room_is_found_by_its_check() {
+    with(2, async |hosts| {
+        let node = hosts.node(0);
+        make(&node, "v", 1024 * MIB).await;
+        let volume = node.open("v").await.expect("opens");
+        let full = |kinds: &[CheckKind]| {
+            [CheckKind::GroupNearlyFull, CheckKind::NearlyFull].iter().all(|k| kinds.contains(k))
+        };
+        let capacity: u64 = {
+            let stores = node.objects().members().stores();
+            stores.iter().map(|store| store.space().capacity_bytes).sum()
+        };
+        let mut written = 0;
+        let fill = async |written: &mut u64, until: u64| {
+            while *written < until {
+                let data = vec![Buf::copy_from(&[7; MIB as usize])];
+                volume.write(*written, data).await.expect("there is room");
+                *written += MIB;
+            }
+        };
+        fill(&mut written, capacity * 70 / 100).await;
+        hosts.wait(Nanos::from_secs(10)).await;
+        assert!(!full(&checks(&node).await), "{written} of {capacity}");
+        fill(&mut written, capacity * 88 / 100).await;
+        hosts.wait(Nanos::from_secs(10)).await;
+        let found = checks(&node).await;
+        assert!(full(&found), "{written} of {capacity}: {found:?}");
+        volume.discard(0, written).await.expect("discarded");
+        hosts.wait(Nanos::from_secs(60)).await;
+        assert_eq!(checks(&node).await, []);
+    });
+}
+
+#[test]
+fn a_resync_is_a_task_that_ends_as_it_ended() {
+    with(2, async |hosts| {
+        let node = hosts.node(0);
+        let object = make(&node, "v", 64 * MIB).await;
+        let mut book = TaskBook::default();
+        let mut now_ms = 0;
+        let mut look = async |book: &mut TaskBook| {
+            node.look().await;
+            now_ms += 1;
+            book.enter(now_ms, &node.facts().await.expect("the directory answers"));
+            let tasks: Vec<TaskFacts> = book.tasks().cloned().collect();
+            assert!(tasks.iter().all(|task| task.work == Work::Resync(object)), "{tasks:?}");
+            tasks.first().map(|task| task.ended.map(|(_, outcome)| outcome))
+        };
+        assert_eq!(look(&mut book).await, None, "nothing goes on");
+        hosts.kill(1).await;
+        for at in 0..48 {
+            write(&node, "v", at * MIB, 2).await;
+        }
+        assert_eq!(look(&mut book).await, None, "nobody is there to be brought up to date");
+        hosts.machines.start(1);
+        let mut seen = Vec::new();
+        for _ in 0..400 {
+            hosts.wait(Nanos::from_ms(50)).await;
+            let state = look(&mut book).await;
+            if seen.last() != Some(&state) {
+                seen.push(state);
+            }
+        }
+        assert_eq!(seen, [None, Some(None), Some(Some(Outcome::Done))]);
+    });
+}
+
+#[test]
+fn hosts_that_found_a_cluster_at_once_found_one() {
+    with(3, async |hosts| {
+        hosts.machines.kill(2, false);
+        let world = hosts.machines.harness_world(2);
+        let change = |changes| {
+            hosts.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
+        };
+        change(vec![KeyChange::Delete(key::CLUSTER.into())]);
+        let found: Vec<(ClusterRecord, bool)> =
+            join_all((0..3).map(|_| find_or_found(&world))).await.into_iter().flatten().collect();
+        assert_eq!(found.len(), 3);
+        assert_eq!(found.iter().filter(|(_, is_new)| *is_new).count(), 1, "{found:?}");
+        assert!(found.iter().all(|(cluster, _)| *cluster == found[0].0), "{found:?}");
+        let later = find_or_found(&world).await.expect("the directory answers");
+        assert_eq!(later, (found[0].0.clone(), false));
+        // A name belongs to the host that has it, whoever comes later.
+        let (mine, other) = (node_config(2), node_config(1));
+        let name = |name: &str| {
+            let (world, name) = (&world, name.to_owned());
+            async move { check_host_name(world, mine.host, &name).await }
+        };
+        assert_eq!(name(&node_config(2).name).await, Ok(()));
+        assert_eq!(name("new").await, Ok(()));
+        let taken = JoinError::NameTaken { name: other.name.clone(), host: other.host };
+        assert_eq!(name(&other.name).await, Err(taken));
+        change(vec![KeyChange::Put(key::CLUSTER.into(), b"{}".to_vec())]);
+        let odd = find_or_found(&world).await;
+        assert!(matches!(odd, Err(JoinError::Unreadable(_))), "{odd:?}");
     });
 }

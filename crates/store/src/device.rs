@@ -11,6 +11,7 @@ use crate::limits;
 use crate::readahead::buffer::{Buffered, ReadaheadBuffer};
 use atoll_format::superblock::SECOND_FROM_END;
 use atoll_format::units::{BLOCK, CHUNK, iec};
+use atoll_world::components::FailureCause;
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Disk, Durability, Nanos, Stage, World, mutant};
 use std::cell::{Cell, RefCell, RefMut};
@@ -41,6 +42,8 @@ struct DeviceState<W: World> {
     name: String,
     deadline: Nanos,
     failed: RefCell<Option<String>>,
+    /// What took it out of use.
+    cause: Cell<FailureCause>,
     /// It failed by giving no answer: what it holds may be there again after a restart.
     gone: Cell<bool>,
     /// It has just failed, and whether it is gone is being found out.
@@ -71,6 +74,7 @@ impl<W: World> Device<W> {
             name,
             deadline,
             failed: RefCell::new(None),
+            cause: Cell::default(),
             gone: Cell::new(false),
             probing: Cell::new(false),
             changed,
@@ -119,6 +123,11 @@ impl<W: World> Device<W> {
             iec(len_bytes),
             iec(size_bytes)
         )))
+    }
+
+    /// What took it out of use, if anything has.
+    pub(crate) fn cause(&self) -> FailureCause {
+        self.0.cause.get()
     }
 
     /// Whether it failed by giving no answer, rather than by refusing a write.
@@ -282,6 +291,9 @@ impl<W: World> Device<W> {
                 // At once: nothing that comes after may rely on what this one was to write.
                 let first = self.0.failed.borrow().is_none();
                 assert!(!first || !self.0.probing.get(), "{} failed before it did", self.0.name);
+                if first {
+                    self.0.cause.set(FailureCause::from(&e));
+                }
                 let failed = self.fail(&why);
                 // Another error does not end the probe of the first.
                 if first {

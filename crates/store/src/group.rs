@@ -10,7 +10,7 @@ use crate::readahead::stream::StreamDetector;
 use crate::state::State;
 use crate::state::pace::DestageStart;
 use atoll_format::id::GroupId;
-use atoll_world::components::{StoreError, StoreEvent};
+use atoll_world::components::{FailureCause, StoreError, StoreEvent};
 use atoll_world::sync::Notify;
 use atoll_world::{Buf, Nanos, World, sometimes};
 use std::cell::{Cell, RefCell};
@@ -118,7 +118,7 @@ impl<W: World> Group<W> {
     }
 
     /// Takes the group out of use for good: everything queued is answered with the reason.
-    pub(crate) fn fail(&self, why: &str) {
+    pub(crate) fn fail(&self, why: &str, cause: FailureCause) {
         {
             let mut failed = self.failed.borrow_mut();
             if failed.is_some() {
@@ -126,7 +126,7 @@ impl<W: World> Group<W> {
             }
             *failed = Some(why.to_string());
         }
-        self.state.borrow_mut().event(StoreEvent::Failed(why.to_string()));
+        self.state.borrow_mut().event(StoreEvent::Failed { why: why.to_string(), cause });
         // Dropping the operations drops their senders, and so answers them.
         let dropped = self.queue.borrow_mut().clear();
         drop(dropped);
@@ -142,7 +142,7 @@ impl<W: World> Group<W> {
     pub(crate) fn device_failed(&self, device: usize, error: &DeviceError) {
         let DeviceError::Failed(why) = error else { return };
         if device == 0 || self.devices[device].is_gone() {
-            return self.fail(why);
+            return self.fail(why, self.devices[device].cause());
         }
         self.fail_capacity(device, why);
     }
@@ -155,7 +155,8 @@ impl<W: World> Group<W> {
         if !state.capacity.fail(index) {
             return;
         }
-        state.event(StoreEvent::Failed(why.to_string()));
+        let cause = self.devices[device].cause();
+        state.event(StoreEvent::Failed { why: why.to_string(), cause });
         // What waits in the log for that device will never get there: it must not pin the log.
         // The loss is written down before the log is trimmed; until then a restart with a device
         // that works again finds everything.

@@ -8,7 +8,7 @@ use atoll_format::superblock::{RegionKind, Shape, Superblock};
 use atoll_store::{
     FormatError, Inspection, OpenError, OpenSpec, Store, format_group, inspect, wipe,
 };
-use atoll_world::components::{Components, ScrubProgress, StoreError, StoreEvent};
+use atoll_world::components::{Components, FailureCause, ScrubProgress, StoreError, StoreEvent};
 use atoll_world::{Disk, Nanos, World};
 use common::{
     CLUSTER, Image, MIB, Machine, MemDisk, Rng, SIZE, content, formatted, make, spec, versions,
@@ -409,6 +409,33 @@ fn devices_that_cannot_be_formatted_are_refused_before_anything_is_written() {
 }
 
 #[test]
+fn a_group_that_failed_says_whether_its_disk_is_broken() {
+    use std::io::ErrorKind;
+    for (kind, expected) in [
+        (ErrorKind::StorageFull, FailureCause::NoRoom),
+        (ErrorKind::QuotaExceeded, FailureCause::NoRoom),
+        (ErrorKind::ReadOnlyFilesystem, FailureCause::ReadOnly),
+        (ErrorKind::PermissionDenied, FailureCause::ReadOnly),
+        (ErrorKind::InvalidInput, FailureCause::Broken),
+    ] {
+        let m = Machine::new(1, &formatted(1));
+        let store = m.store();
+        m.world.run(async {
+            make(&store, 1, 100).await.expect("made");
+            m.disks[0].refuse_writes(kind);
+            let done = store.append(ID, FIRST, write_op(1, 0, &[1])).await;
+            assert!(matches!(done, Err(StoreError::Failed(_))), "{done:?}");
+            let told = store.take_events().into_iter().find_map(|event| match event {
+                StoreEvent::Failed { cause, .. } => Some(cause),
+                _ => None,
+            });
+            assert_eq!(told, Some(expected), "{kind}");
+            store.close().await;
+        });
+    }
+}
+
+#[test]
 fn a_failed_write_or_flush_or_a_hang_of_the_log_device_fails_the_group_for_good() {
     for what in ["write", "hang"] {
         let m = Machine::new(1, &formatted(1));
@@ -435,7 +462,7 @@ fn a_failed_write_or_flush_or_a_hang_of_the_log_device_fails_the_group_for_good(
             m.world.sleep(Nanos::from_secs(100)).await;
             assert_eq!(m.disks[0].writes(), writes, "nothing is written any more");
             let events = store.take_events();
-            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed(_))), "{events:?}");
+            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed { .. })), "{events:?}");
             store.close().await;
         });
     }
@@ -590,7 +617,7 @@ fn a_capacity_device_that_refuses_writes_takes_its_own_components_only() {
             }
             assert_eq!(lost, 2);
             let events = store.take_events();
-            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed(_))), "{events:?}");
+            assert!(events.iter().any(|e| matches!(e, StoreEvent::Failed { .. })), "{events:?}");
             // The log is not pinned by what can never be destaged.
             let alive = (1..=4).find(|&id| {
                 store.space().capacity_bytes > 0 && store.reserve(ComponentId(id), 1).is_ok()

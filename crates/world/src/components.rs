@@ -187,6 +187,31 @@ pub struct ScrubProgress {
     pub everything_at: Option<Nanos>,
 }
 
+/// What took a disk group out of use, as far as that decides what helps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FailureCause {
+    /// What the device lies on has no room for it: its file system or a quota is full.
+    NoRoom,
+    /// The device must not be written.
+    ReadOnly,
+    /// Anything else: the device is broken, as far as is known.
+    #[default]
+    Broken,
+}
+
+impl From<&std::io::Error> for FailureCause {
+    fn from(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{
+            PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+        };
+        match error.kind() {
+            StorageFull | QuotaExceeded => Self::NoRoom,
+            ReadOnlyFilesystem | PermissionDenied => Self::ReadOnly,
+            _ => Self::Broken,
+        }
+    }
+}
+
 /// Something that an administrator would want to know; kept until taken, the oldest dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreEvent {
@@ -198,7 +223,12 @@ pub enum StoreEvent {
         block: u32,
     },
     /// The group has failed for good: nothing is written any more.
-    Failed(String),
+    Failed {
+        /// A clause.
+        why: String,
+        /// What helps depends on it.
+        cause: FailureCause,
+    },
     /// The log was damaged below its durable end; the blocks are marked bad.
     LogDamage(String),
     /// Writers are slowed: the log is nearly full.

@@ -10,13 +10,11 @@ use super::out::{Failure, Format, Out, Row, Run};
 use super::{profile, show};
 use atoll_api::client::{Call, Followed};
 use atoll_api::envelope::{List, Missing};
-use atoll_api::routes::PREFIX;
+use atoll_api::routes::Op;
 use atoll_api::types::{self, Level, TaskState};
-use atoll_api::uri::escape;
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::iec;
 use clap::CommandFactory;
-use hyper::Method;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -25,16 +23,15 @@ const WATCH_EVERY: Duration = Duration::from_secs(2);
 /// How often `task wait` looks.
 const WAIT_EVERY: Duration = Duration::from_millis(500);
 
-fn get(path: &str) -> Call {
-    Call::get(format!("{PREFIX}{path}"))
+/// An operation that needs no name.
+fn ask(op: Op) -> Call {
+    Call::to(op, &[])
 }
 
 impl Context {
     /// A change, with `dry_run` when asked for.
-    fn change(&self, method: Method, path: &str) -> Call {
-        let mark = if path.contains('?') { '&' } else { '?' };
-        let dry = if self.globals.dry_run { format!("{mark}dry_run=true") } else { String::new() };
-        Call::of(method, format!("{PREFIX}{path}{dry}"))
+    pub fn change(&self, call: Call) -> Call {
+        if self.globals.dry_run { call.query("dry_run", "true") } else { call }
     }
 
     /// Says what was done, to people only.
@@ -48,19 +45,19 @@ impl Context {
     /// The host that a command means: the one named, or the one that answers.
     async fn host(&self, host: Option<String>) -> Result<String, Failure> {
         match host {
-            Some(host) => segment("host", &host),
+            Some(host) => checked("host", &host).map(str::to_owned),
             None => {
-                let cluster = self.client.item::<types::Cluster>(get("/cluster")).await?;
-                Ok(escape(&cluster.item.answered_by))
+                let cluster = self.client.item::<types::Cluster>(ask(Op::ClusterShow)).await?;
+                Ok(cluster.item.answered_by)
             }
         }
     }
 }
 
-/// A name as part of a path, refused here already when it breaks the rule.
-pub fn segment(what: &str, text: &str) -> Result<String, Failure> {
+/// A name, refused here already when it breaks the rule.
+pub fn checked<'a>(what: &str, text: &'a str) -> Result<&'a str, Failure> {
     name::check(what, text).map_err(|why| Problem::new(Code::BadName, why))?;
-    Ok(escape(text))
+    Ok(text)
 }
 
 /// Runs a command.
@@ -82,11 +79,11 @@ pub async fn run(context: &Context, command: Command) -> Run {
         Command::Task(task) => self::task(context, task).await,
         Command::Events(events) => self::events(context, events).await,
         Command::Session(Session::List { volume }) => {
-            let path = match volume {
-                Some(volume) => format!("/sessions?volume={}", segment("volume", &volume)?),
-                None => "/sessions".into(),
+            let call = match volume {
+                Some(name) => ask(Op::SessionList).query("volume", checked("volume", &name)?),
+                None => ask(Op::SessionList),
             };
-            let list: List<types::Session> = context.list(get(&path)).await?;
+            let list: List<types::Session> = context.list(call).await?;
             context.out.list(&list)
         }
         Command::Completion(completion) => self::completion(context, &completion),
@@ -99,7 +96,7 @@ pub async fn run(context: &Context, command: Command) -> Run {
 
 async fn status(context: &Context, status: Status) -> Run {
     if status.check {
-        let (line, level) = match context.client.item::<types::Status>(get("/status")).await {
+        let (line, level) = match context.client.item::<types::Status>(ask(Op::StatusShow)).await {
             Ok(item) => (show::check_line(&item.item), item.item.health.level),
             Err(problem) => (format!("ATOLL UNKNOWN - {}\n", problem.detail), Level::Unknown),
         };
@@ -113,7 +110,7 @@ async fn status(context: &Context, status: Status) -> Run {
         return Err(Failure::Exit(code));
     }
     loop {
-        let item = context.item::<types::Status>(get("/status")).await;
+        let item = context.item::<types::Status>(ask(Op::StatusShow)).await;
         if status.watch {
             clear(&context.out)?;
         }
@@ -148,7 +145,7 @@ async fn top(context: &Context, top: Top) -> Run {
     loop {
         match top.of {
             TopOf::Volumes => {
-                let list: List<types::Volume> = context.list(get("/volumes")).await?;
+                let list: List<types::Volume> = context.list(ask(Op::VolumeList)).await?;
                 clear(&context.out)?;
                 let busy = |items: Vec<types::Volume>| {
                     items.into_iter().map(|v| (v.name, Some(v.io))).collect()
@@ -156,7 +153,7 @@ async fn top(context: &Context, top: Top) -> Run {
                 top_screen(context, list, "VOLUME", busy)?;
             }
             TopOf::Hosts => {
-                let list: List<types::Host> = context.list(get("/hosts")).await?;
+                let list: List<types::Host> = context.list(ask(Op::HostList)).await?;
                 clear(&context.out)?;
                 let busy =
                     |items: Vec<types::Host>| items.into_iter().map(|h| (h.name, h.io)).collect();
@@ -178,11 +175,11 @@ fn rounds(top: &Top) -> Option<u64> {
 }
 
 async fn top_profile(context: &Context, top: &Top) -> Run {
-    let mut before: List<types::Profile> = context.list(get("/profiles")).await?;
+    let mut before: List<types::Profile> = context.list(ask(Op::ProfileList)).await?;
     let mut left = rounds(top);
     loop {
         tokio::time::sleep(Duration::from_secs(top.interval)).await;
-        let after: List<types::Profile> = context.list(get("/profiles")).await?;
+        let after: List<types::Profile> = context.list(ask(Op::ProfileList)).await?;
         let items = profile::between(&before.items, &after.items);
         let between = List { items, ..after.clone() };
         clear(&context.out)?;
@@ -220,12 +217,12 @@ fn top_screen<T: Row + serde::Serialize>(
 async fn host(context: &Context, host: Host) -> Run {
     match host {
         Host::List => {
-            let list: List<types::Host> = context.list(get("/hosts")).await?;
+            let list: List<types::Host> = context.list(ask(Op::HostList)).await?;
             context.out.list(&list)
         }
         Host::Show { host } => {
-            let path = format!("/hosts/{}", segment("host", &host)?);
-            context.out.one(&context.item::<types::Host>(get(&path)).await?)
+            let call = Call::to(Op::HostShow, &[checked("host", &host)?]);
+            context.out.one(&context.item::<types::Host>(call).await?)
         }
     }
 }
@@ -233,17 +230,17 @@ async fn host(context: &Context, host: Host) -> Run {
 async fn disk(context: &Context, disk: Disk) -> Run {
     match disk {
         Disk::List { host: Some(host) } => {
-            let path = format!("/hosts/{}/disks", segment("host", &host)?);
-            let list: List<types::Disk> = context.list(get(&path)).await?;
+            let call = Call::to(Op::DiskList, &[checked("host", &host)?]);
+            let list: List<types::Disk> = context.list(call).await?;
             context.out.list(&list)
         }
         Disk::List { host: None } => {
-            let hosts: List<types::Host> = context.list(get("/hosts")).await?;
+            let hosts: List<types::Host> = context.list(ask(Op::HostList)).await?;
             let mut asked = tokio::task::JoinSet::new();
             for host in hosts.items.into_iter().filter(|host| host.up) {
-                let path = format!("/hosts/{}/disks", segment("host", &host.name)?);
+                let call = Call::to(Op::DiskList, &[checked("host", &host.name)?]);
                 let client = context.client.clone();
-                asked.spawn(async move { (host, client.list::<types::Disk>(get(&path)).await) });
+                asked.spawn(async move { (host, client.list::<types::Disk>(call).await) });
             }
             let mut missing = hosts.missing;
             let mut all: Option<List<types::Disk>> = None;
@@ -267,7 +264,7 @@ async fn disk(context: &Context, disk: Disk) -> Run {
         }
         Disk::Show { path, host } => {
             let host = context.host(host).await?;
-            let list = context.list(get(&format!("/hosts/{host}/disks"))).await?;
+            let list = context.list(Call::to(Op::DiskList, &[&host])).await?;
             let List {
                 kind: _,
                 version,
@@ -294,7 +291,7 @@ async fn disk(context: &Context, disk: Disk) -> Run {
                 format!("everything on {} of host {host} will be lost?", name::show(&path));
             context.confirm(&question).await?;
             let request = types::DiskWipeRequest { path, force: true };
-            let call = context.change(Method::POST, &format!("/hosts/{host}/disks:wipe"));
+            let call = context.change(Call::to(Op::DiskWipe, &[&host]));
             let wiped = context.item::<types::DiskWipe>(call.json(&request)).await?;
             let text = |wipe: &types::DiskWipe| {
                 format!("{} on host {}: erased {}\n", wipe.path, wipe.host, wipe.erased)
@@ -307,19 +304,19 @@ async fn disk(context: &Context, disk: Disk) -> Run {
 async fn group(context: &Context, group: Group) -> Run {
     match group {
         Group::List => {
-            let list: List<types::Group> = context.list(get("/groups")).await?;
+            let list: List<types::Group> = context.list(ask(Op::GroupList)).await?;
             context.out.list(&list)
         }
         Group::Show { group } => {
-            let path = format!("/groups/{}", segment("group", &group)?);
-            context.out.one(&context.item::<types::Group>(get(&path)).await?)
+            let call = Call::to(Op::GroupShow, &[checked("group", &group)?]);
+            context.out.one(&context.item::<types::Group>(call).await?)
         }
         Group::Create { disks, host } => {
             if let Some(host) = &host {
-                segment("host", host)?;
+                checked("host", host)?;
             }
             let request = types::GroupCreate { host, disks };
-            let call = context.change(Method::POST, "/groups").json(&request);
+            let call = context.change(ask(Op::GroupCreate)).json(&request);
             let made = context.item::<types::Group>(call).await?;
             context.say(&format!("disk group {} on host {}", made.item.id, made.item.host));
             context.out.one(&made)
@@ -329,10 +326,10 @@ async fn group(context: &Context, group: Group) -> Run {
 
 async fn cluster(context: &Context, cluster: Cluster) -> Run {
     let call = match cluster {
-        Cluster::Show => get("/cluster"),
+        Cluster::Show => ask(Op::ClusterShow),
         Cluster::Set { promised_limit } => {
             let patch = types::ClusterPatch { promised_limit_percent: Some(promised_limit) };
-            context.change(Method::PATCH, "/cluster").json(&patch)
+            context.change(ask(Op::ClusterPatch)).json(&patch)
         }
     };
     let item = context.item::<types::Cluster>(call).await?;
@@ -342,15 +339,15 @@ async fn cluster(context: &Context, cluster: Cluster) -> Run {
 async fn policy(context: &Context, policy: Policy) -> Run {
     match policy {
         Policy::List => {
-            let list: List<types::Policy> = context.list(get("/policies")).await?;
+            let list: List<types::Policy> = context.list(ask(Op::PolicyList)).await?;
             context.out.list(&list)
         }
         Policy::Show { name } => {
-            let path = format!("/policies/{}", segment("policy", &name)?);
-            context.out.one(&context.item::<types::Policy>(get(&path)).await?)
+            let call = Call::to(Op::PolicyShow, &[checked("policy", &name)?]);
+            context.out.one(&context.item::<types::Policy>(call).await?)
         }
         Policy::Create { name, failures_to_tolerate, stripe_width, iops_limit, reserve } => {
-            segment("policy", &name)?;
+            checked("policy", &name)?;
             let policy = types::Policy {
                 name,
                 failures_to_tolerate,
@@ -359,19 +356,18 @@ async fn policy(context: &Context, policy: Policy) -> Run {
                 iops_limit,
                 reserve_percent: reserve,
             };
-            let call = context.change(Method::POST, "/policies").json(&policy);
+            let call = context.change(ask(Op::PolicyCreate)).json(&policy);
             context.out.one(&context.item::<types::Policy>(call).await?)
         }
         Policy::Delete { name } => {
-            let path = format!("/policies/{}", segment("policy", &name)?);
-            context.done(context.change(Method::DELETE, &path)).await?;
+            let call = Call::to(Op::PolicyDelete, &[checked("policy", &name)?]);
+            context.done(context.change(call)).await?;
             context.say(&format!("policy {name} deleted"));
             Ok(())
         }
         Policy::Check { name, size } => {
-            let path = format!("{PREFIX}/policies/{}:check", segment("policy", &name)?);
             let request = types::PolicyCheckRequest { size_bytes: size };
-            let call = Call::of(Method::POST, path).json(&request);
+            let call = Call::to(Op::PolicyCheck, &[checked("policy", &name)?]).json(&request);
             let check = context.item::<types::PolicyCheck>(call).await?;
             context.out.item(
                 &check,
@@ -398,17 +394,17 @@ async fn policy(context: &Context, policy: Policy) -> Run {
 async fn volume(context: &Context, volume: Volume) -> Run {
     match volume {
         Volume::List => {
-            let list: List<types::Volume> = context.list(get("/volumes")).await?;
+            let list: List<types::Volume> = context.list(ask(Op::VolumeList)).await?;
             context.out.list(&list)
         }
         Volume::Show { name } => {
-            let path = format!("/volumes/{}", segment("volume", &name)?);
-            context.out.one(&context.item::<types::Volume>(get(&path)).await?)
+            let call = Call::to(Op::VolumeShow, &[checked("volume", &name)?]);
+            context.out.one(&context.item::<types::Volume>(call).await?)
         }
         Volume::Create { name, size, policy, idempotency_key } => {
-            segment("volume", &name)?;
+            checked("volume", &name)?;
             let request = types::VolumeCreate { name, size_bytes: size, policy };
-            let mut call = context.change(Method::POST, "/volumes").json(&request);
+            let mut call = context.change(ask(Op::VolumeCreate)).json(&request);
             if let Some(key) = idempotency_key {
                 call = call.header("idempotency-key", key);
             }
@@ -417,30 +413,31 @@ async fn volume(context: &Context, volume: Volume) -> Run {
             context.out.one(&made)
         }
         Volume::Resize { name, size, shrink } => {
-            let path = format!("/volumes/{}:resize", segment("volume", &name)?);
+            let call = Call::to(Op::VolumeResize, &[checked("volume", &name)?]);
             if shrink {
                 let question =
                     format!("what volume {name} holds beyond {} will be lost?", iec(size));
                 context.confirm(&question).await?;
             }
             let request = types::VolumeResize { size_bytes: size, shrink };
-            let call = context.change(Method::POST, &path).json(&request);
+            let call = context.change(call).json(&request);
             context.out.one(&context.item::<types::Volume>(call).await?)
         }
         Volume::Set { name, iops_limit } => {
-            let path = format!("/volumes/{}", segment("volume", &name)?);
+            let call = Call::to(Op::VolumePatch, &[checked("volume", &name)?]);
             let iops_limit = Some(iops_limit);
             let request = types::VolumePatch { iops_limit, ..types::VolumePatch::default() };
-            let call = context.change(Method::PATCH, &path).json(&request);
+            let call = context.change(call).json(&request);
             context.out.one(&context.item::<types::Volume>(call).await?)
         }
         Volume::Delete { name, force } => {
-            let path = format!("/volumes/{}", segment("volume", &name)?);
-            let forced = if force { format!("{path}?force=true") } else { path.clone() };
-            let mut call = context.change(Method::DELETE, &forced);
+            let call = Call::to(Op::VolumeDelete, &[checked("volume", &name)?]);
+            let call = if force { call.query("force", "true") } else { call };
+            let mut call = context.change(call);
             if !context.globals.yes && !context.globals.dry_run && !context.globals.curl {
                 // What was shown is what is deleted.
-                let shown = context.client.item::<types::Volume>(get(&path)).await?.item;
+                let show = Call::to(Op::VolumeShow, &[&name]);
+                let shown = context.client.item::<types::Volume>(show).await?.item;
                 let question = format!(
                     "volume {name} and what it holds ({} of {}) will be lost?",
                     show::bytes(shown.guest_bytes),
@@ -454,8 +451,8 @@ async fn volume(context: &Context, volume: Volume) -> Run {
             Ok(())
         }
         Volume::Placement { name } => {
-            let path = format!("/volumes/{}/placement", segment("volume", &name)?);
-            let placement = context.item::<types::Placement>(get(&path)).await?;
+            let call = Call::to(Op::VolumePlacement, &[checked("volume", &name)?]);
+            let placement = context.item::<types::Placement>(call).await?;
             let name = |placement: &types::Placement| placement.volume.clone();
             context.out.item(&placement, name, |it| show::placement(&context.out, it))
         }
@@ -475,8 +472,8 @@ async fn resync(context: &Context, resync: Resync) -> Run {
         }
     };
     let call = match patch {
-        None => get("/resync"),
-        Some(patch) => context.change(Method::PATCH, "/resync").json(&patch),
+        None => ask(Op::ResyncShow),
+        Some(patch) => context.change(ask(Op::ResyncPatch)).json(&patch),
     };
     let item = context.item::<types::Resync>(call).await?;
     context.out.item(&item, |_| "resync".into(), |it| show::resync(&context.out, it))
@@ -485,22 +482,22 @@ async fn resync(context: &Context, resync: Resync) -> Run {
 async fn scrub(context: &Context, scrub: Scrub) -> Run {
     match scrub {
         Scrub::Show => {
-            let list: List<types::Scrub> = context.list(get("/scrubs")).await?;
+            let list: List<types::Scrub> = context.list(ask(Op::ScrubList)).await?;
             context.out.list(&list)
         }
         Scrub::Start { group, volume, rate } => {
             let request = types::ScrubStart { group, volume, bytes_per_second: rate };
-            let call = context.change(Method::POST, "/scrubs").json(&request);
+            let call = context.change(ask(Op::ScrubStart)).json(&request);
             context.show(&call)?;
             let list: List<types::Scrub> = context.client.page(call).await?;
             context.out.list(&list)
         }
         Scrub::Stop { group } => {
-            let path = match group {
-                Some(group) => format!("/scrubs?group={}", segment("group", &group)?),
-                None => "/scrubs".into(),
+            let call = match group {
+                Some(id) => ask(Op::ScrubStop).query("group", checked("group", &id)?),
+                None => ask(Op::ScrubStop),
             };
-            let call = context.change(Method::DELETE, &path);
+            let call = context.change(call);
             context.show(&call)?;
             let stopped: List<types::Scrub> = context.client.page(call).await?;
             context.say("scrubs stopped");
@@ -512,12 +509,12 @@ async fn scrub(context: &Context, scrub: Scrub) -> Run {
 
 async fn task(context: &Context, task: Task) -> Run {
     let show = async |id: &str| {
-        let path = format!("/tasks/{}", segment("task", id)?);
-        context.item::<types::Task>(get(&path)).await
+        let call = Call::to(Op::TaskShow, &[checked("task", id)?]);
+        context.item::<types::Task>(call).await
     };
     match task {
         Task::List => {
-            let list: List<types::Task> = context.list(get("/tasks")).await?;
+            let list: List<types::Task> = context.list(ask(Op::TaskList)).await?;
             context.out.list(&list)
         }
         Task::Show { id } => context.out.one(&show(&id).await?),
@@ -547,17 +544,20 @@ async fn task(context: &Context, task: Task) -> Run {
 }
 
 async fn events(context: &Context, events: Events) -> Run {
-    let since = events.since.map(|id| format!("since={id}"));
-    let cursor = events.cursor.as_deref().map(|cursor| format!("cursor={}", escape(cursor)));
-    let parts: Vec<String> = since.into_iter().chain(cursor).collect();
-    let query = if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) };
     let mut out = context.out.clone();
     let for_programs = matches!(out.format, Format::Json | Format::Yaml);
     let mut list: List<types::Event> = List::new(Vec::new(), None, 0);
     let mut position = events.cursor.clone().unwrap_or_default();
     // A program goes on after any of them: each comes with its position, in the stream.
     if !(events.follow && for_programs) {
-        list = context.list(get(&format!("/events{query}"))).await?;
+        let mut call = ask(Op::EventList);
+        if let Some(id) = events.since {
+            call = call.query("since", &id.to_string());
+        }
+        if let Some(cursor) = &events.cursor {
+            call = call.query("cursor", cursor);
+        }
+        list = context.list(call).await?;
         if !events.follow {
             return context.out.list(&list);
         }
@@ -566,11 +566,11 @@ async fn events(context: &Context, events: Events) -> Run {
         // The stream begins where the list ended: no clock says what came between.
         position = list.position.take().unwrap_or_default();
     }
-    let begin = match &position[..] {
-        "" => format!("since={}", events.since.unwrap_or(0)),
-        position => format!("cursor={}", escape(position)),
+    let call = ask(Op::EventList).query("follow", "1");
+    let call = match &position[..] {
+        "" => call.query("since", &events.since.unwrap_or(0).to_string()),
+        position => call.query("cursor", position),
     };
-    let call = get(&format!("/events?follow=1&{begin}"));
     if for_programs {
         context.show(&call)?;
     }

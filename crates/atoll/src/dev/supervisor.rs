@@ -11,11 +11,10 @@ use crate::cli::out::Run;
 use crate::lock::DataDir;
 use atoll_api::client::Call;
 use atoll_api::envelope::List;
-use atoll_api::routes::PREFIX;
+use atoll_api::routes::Op;
 use atoll_api::shell::quote;
 use atoll_api::types::{Disk, DiskState, GroupCreate};
 use atoll_api::{Client, Code, Endpoint, Problem};
-use hyper::Method;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -376,11 +375,11 @@ impl Supervisor<'_> {
 /// Labels the new, empty disks of a host: once in their life.
 async fn format(host: &HostPlan) -> Result<(), Problem> {
     let client = Client::new(Endpoint::Unix(host.api_socket()), CALL_WAIT);
-    let call = Call::get(format!("{PREFIX}/hosts/{}/disks", host.name));
+    let call = Call::to(Op::DiskList, &[&host.name]);
     let disks: List<Disk> = serving(async || client.list(call.clone()).await).await?;
     for disk in disks.items.iter().filter(|disk| disk.state == DiskState::Empty) {
         let request = GroupCreate { host: None, disks: vec![disk.path.clone()] };
-        let call = Call::of(Method::POST, format!("{PREFIX}/groups")).json(&request);
+        let call = Call::to(Op::GroupCreate, &[]).json(&request);
         client.bytes(call).await?;
     }
     std::fs::write(host.formatted(), "")

@@ -1,58 +1,38 @@
 //! Management of this host, on the shard: asks the node, and says what it says in the words of the
 //! interface.
 
+use super::disks::GroupSlot;
+use super::items::{check_item, resync_item, space_item, state_item, task_item};
 use super::meter::{Totals, add};
-use super::tasks::Seen;
 use super::{Engine, Running, disks, seconds};
 use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
     GroupState, HealthCheck, Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement,
-    Policy, PolicyCheck, Resync, ResyncItem, Scrub, Session, Space, Task, TaskState, Volume,
-    VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch, VolumeState,
+    Policy, PolicyCheck, Resync, Scrub, Session, Space, Task, Volume, VolumeCreate, VolumeLock,
+    VolumeLockRequest, VolumePatch,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{GroupId, HostId, ObjectId};
-use atoll_format::record::{self, HostRecord, ObjectRecord, ObjectState};
-use atoll_format::units::{BLOCK, iec};
+use atoll_format::record;
+use atoll_format::units::BLOCK;
 use atoll_node::{
-    CreateVolume, GroupStatus, HostStatus, ManageError, NodeEvent, Resize, Severity, VolumeView,
-    merge_events,
+    Check, ClusterFacts, CreateVolume, HostStatus, KnownHost, ManageError, NodeEvent, Resize,
+    Severity, VolumeView, host_name, merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
-use atoll_object::promised::{Promised, promised_bytes};
+use atoll_object::promised::promised_bytes;
 use atoll_world::{Components, Nanos, World};
-use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes per second and disk group of a scrub that names no rate: a disk of 4 TB in 11 hours.
 const SCRUB_RATE: u64 = 100 << 20;
-/// Space in use, in percent, from which on there is a warning, and worse.
-const FULL_WARNING: u64 = 80;
-/// See [`FULL_WARNING`].
-const FULL_CRITICAL: u64 = 95;
-/// Space in use, in percent, from which on there is a warning if more is promised than there is.
-const PROMISED_WARNING: u64 = 60;
-/// Part of the limit of what may be promised, in percent, from which on there is a warning.
-const LIMIT_WARNING: u64 = 90;
-/// Part of a write log in use, in percent, from which on writers may wait for it.
-const LOG_WARNING: f64 = 0.95;
 /// How long the metrics wait for the list of volumes.
 const LIST_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 /// Why a host is missing from an answer.
 pub const SILENT: &str = "does not answer";
-
-/// Everything about the hosts and volumes of the cluster at one moment, as this host knows it.
-pub struct View {
-    /// Record, whether it answers, what it last said.
-    pub hosts: Vec<(HostRecord, bool, Option<HostStatus>)>,
-    /// Volumes, by name.
-    pub volumes: Vec<VolumeView>,
-    /// What may be promised, in percent of the space that exists.
-    pub promised_limit_percent: u32,
-}
 
 /// Says a failure of the node in the words of the interface.
 pub fn problem(error: ManageError) -> Problem {
@@ -108,52 +88,8 @@ fn cannot_place(refusal: &Refusal) -> Problem {
     if remedies.is_empty() { problem } else { problem.hint(remedies.join(", or ")) }
 }
 
-fn host_name(hosts: &[(HostRecord, bool, Option<HostStatus>)], id: HostId) -> String {
-    let found = hosts.iter().find(|(record, ..)| record.id == id);
-    found.map_or_else(|| id.to_string(), |(record, ..)| record.name.clone())
-}
-
-fn space_of(status: &HostStatus) -> Space {
-    let mut space = Space::default();
-    // A group that has failed has no room for anybody.
-    for group in status.groups.iter().filter(|group| group.failure.is_empty()) {
-        space.capacity_bytes += group.capacity_bytes;
-        space.used_bytes += group.used_bytes;
-        space.free_bytes += group.free_bytes;
-    }
-    space
-}
-
-/// What to do about a disk group that has failed: replacing a disk that only has no room, or may
-/// not be written, would throw a good copy away.
-fn remedy_of(failure: &str) -> &'static str {
-    let is = |error: Errno| failure.contains(&format!("os error {})", error.raw_os_error()));
-    if is(Errno::NOSPC) || is(Errno::DQUOT) {
-        "make room where the disk's file lies, then restart the host: its copies are still good"
-    } else if is(Errno::ROFS) || is(Errno::PERM) {
-        "make the disk writable again, then restart the host: its copies are still good"
-    } else {
-        "replace the disk, restart the host, atoll group create"
-    }
-}
-
-/// Part in use of what can be used at all, in percent: reserves are neither.
-fn fill(used_bytes: u64, free_bytes: u64) -> u64 {
-    let all = u128::from(used_bytes) + u128::from(free_bytes);
-    (u128::from(used_bytes) * 100).checked_div(all).unwrap_or(0) as u64
-}
-
-/// How bad that is.
-fn fill_level(percent: u64) -> Option<Level> {
-    match percent {
-        FULL_CRITICAL.. => Some(Level::Critical),
-        FULL_WARNING.. => Some(Level::Warning),
-        _ => None,
-    }
-}
-
 /// Those of the cluster's hosts that do not tell.
-pub fn missing(hosts: &[(HostRecord, bool, Option<HostStatus>)]) -> Vec<Missing> {
+pub fn missing(hosts: &[KnownHost]) -> Vec<Missing> {
     let untold = hosts.iter().filter(|(_, answers, status)| !answers || status.is_none());
     let mut missing: Vec<Missing> = untold
         .map(|(record, answers, _)| Missing {
@@ -165,282 +101,13 @@ pub fn missing(hosts: &[(HostRecord, bool, Option<HostStatus>)]) -> Vec<Missing>
     missing
 }
 
-/// How a volume is, by its record and by which of its copies can be used.
-pub fn volume_state(
-    record: &ObjectRecord,
-    is_there: impl Fn(&record::MemberRecord) -> bool,
-) -> VolumeState {
-    match record.state {
-        ObjectState::Creating => return VolumeState::Creating,
-        ObjectState::Deleting => return VolumeState::Deleting,
-        ObjectState::Ready => {}
-    }
-    let wanted = record.policy.members();
-    let (mut degraded, mut resyncing) = (false, false);
-    for leg in &record.legs {
-        let usable = |m: &&record::MemberRecord| m.state.is_active() && is_there(m);
-        let active = leg.members.iter().filter(usable).count();
-        if active == 0 {
-            return VolumeState::Inaccessible;
-        }
-        degraded |= active < wanted;
-        resyncing |= leg.members.iter().any(|m| m.state.is_resyncing());
-    }
-    match (resyncing, degraded) {
-        (true, _) => VolumeState::Resyncing,
-        (false, true) => VolumeState::Degraded,
-        (false, false) => VolumeState::Healthy,
-    }
-}
-
-impl View {
-    /// Of a cluster that has set no limit.
-    fn of(hosts: Vec<(HostRecord, bool, Option<HostStatus>)>, volumes: Vec<VolumeView>) -> Self {
-        Self { hosts, volumes, promised_limit_percent: record::PROMISED_LIMIT_PERCENT }
-    }
-
-    /// Whether a host answers.
-    pub fn alive(&self, id: HostId) -> bool {
-        self.hosts.iter().any(|(record, alive, _)| record.id == id && *alive)
-    }
-
-    /// Whether a copy can be used: its host answers, and the disk group that has it is in use.
-    fn is_there(&self, member: &record::MemberRecord) -> bool {
-        self.hosts.iter().any(|(record, alive, _)| {
-            let runs = || record.groups.iter().any(|g| g.id == member.group && g.healthy);
-            record.id == member.host && *alive && runs()
-        })
-    }
-
-    /// How a volume is.
-    pub fn state(&self, volume: &VolumeView) -> VolumeState {
-        volume_state(&volume.record, |member| self.is_there(member))
-    }
-
-    /// All space that answers; none if no host has told.
-    pub fn space(&self) -> Option<Space> {
-        let spaces = self.hosts.iter().filter_map(|(.., status)| status.as_ref()).map(space_of);
-        spaces.reduce(|sum, space| Space {
-            capacity_bytes: sum.capacity_bytes + space.capacity_bytes,
-            used_bytes: sum.used_bytes + space.used_bytes,
-            free_bytes: sum.free_bytes + space.free_bytes,
-        })
-    }
-
-    /// What all volumes could take on disks, all copies together, and what there is.
-    pub fn promised(&self) -> Promised {
-        let records = self.volumes.iter().map(|volume| &volume.record);
-        let hosts = self.hosts.iter().map(|(record, ..)| record);
-        Promised::of(records, hosts, self.promised_limit_percent)
-    }
-
-    /// Checksums that did not match, on all hosts that answer.
-    pub fn checksum_errors(&self) -> u64 {
-        let statuses = self.hosts.iter().filter_map(|(.., status)| status.as_ref());
-        statuses.flat_map(|status| &status.groups).map(|group| group.checksum_errors).sum()
-    }
-
-    /// What is being brought up to date.
-    pub fn resync(&self) -> Resync {
-        let mut resync = Resync {
-            paused: self.hosts.iter().any(|(.., s)| s.as_ref().is_some_and(|s| s.resync_paused)),
-            limit_bytes_per_second: self
-                .hosts
-                .iter()
-                .filter_map(|(.., status)| status.as_ref().map(|s| s.resync_limit))
-                .max()
-                .unwrap_or(0),
-            bytes_left: 0,
-            bytes_per_second: 0,
-            seconds_left: None,
-            items: Vec::new(),
-        };
-        let (mut slowest, mut done_per_second) = (0, 0);
-        for volume in &self.volumes {
-            let (mut left, mut rate) = (0, 0);
-            for (leg, member) in volume.record.members() {
-                let copies = volume.owner.iter().flat_map(|owner| &owner.copies);
-                let copy = copies.into_iter().find(|copy| copy.component == member.component);
-                // One that was begun is behind until it is done, whether an attempt runs or not.
-                if !member.state.is_resyncing() && copy.is_none() {
-                    continue;
-                }
-                resync.items.push(ResyncItem {
-                    volume: volume.name.clone(),
-                    leg: leg as u32,
-                    component: member.component.to_string(),
-                    host: host_name(&self.hosts, member.host),
-                    running: copy.is_some_and(|copy| copy.running),
-                    bytes_left: copy.map(|copy| copy.bytes_left),
-                    bytes_done: copy.map_or(0, |copy| copy.bytes_copied),
-                });
-                left += copy.map_or(0, |copy| copy.bytes_left);
-                rate += copy.map_or(0, |copy| copy.done_per_second);
-                resync.bytes_per_second += copy.map_or(0, |copy| copy.copied_per_second);
-            }
-            resync.bytes_left += left;
-            done_per_second += rate;
-            slowest = slowest.max(left.checked_div(rate).unwrap_or(0));
-        }
-        if resync.bytes_left > 0 && done_per_second > 0 && !resync.paused {
-            resync.seconds_left = Some((resync.bytes_left / done_per_second).max(slowest));
-        }
-        resync
-    }
-
-    /// Checks of the whole cluster that did not pass.
-    pub fn checks(&self) -> Vec<HealthCheck> {
-        let mut checks = Vec::new();
-        let mut check = |name: &str, level, message: String, remedy: &str| {
-            checks.push(HealthCheck { name: name.into(), level, message, remedy: remedy.into() });
-        };
-        for (record, answers, status) in &self.hosts {
-            if !answers {
-                let message = format!("host {} does not answer", record.name);
-                check("host-down", Level::Warning, message, "start its daemon, or look at its log");
-            } else if status.is_none() {
-                let message = format!("host {} has not told yet how it is", record.name);
-                check("host-unknown", Level::Warning, message, "it is asked every two seconds");
-            }
-            for group in record.groups.iter().filter(|group| !group.healthy) {
-                let message = format!(
-                    "disk group {} on host {} has failed: {}",
-                    group.id, record.name, group.failure
-                );
-                let remedy = remedy_of(&group.failure);
-                check("group-failed", Level::Critical, message, remedy);
-            }
-        }
-        if self.hosts.iter().all(|(record, ..)| record.groups.is_empty()) {
-            let remedy = "atoll disk list; atoll group create DISK";
-            check("no-disks", Level::Warning, "no disk group has been created".into(), remedy);
-        }
-        let more_room = "delete volumes, discard what guests do not need, or add disks or hosts";
-        let space = self.space().unwrap_or_default();
-        let percent = fill(space.used_bytes, space.free_bytes);
-        if let Some(level) = fill_level(percent) {
-            check("nearly-full", level, format!("{percent} % of the space are in use"), more_room);
-        }
-        let promised = self.promised();
-        let is_more = promised.promised_bytes > promised.exist_bytes;
-        if is_more && (PROMISED_WARNING..FULL_WARNING).contains(&percent) {
-            let message = format!(
-                "volumes may grow to {} on disks, there are {}, and {percent} % are in use",
-                iec(promised.promised_bytes),
-                iec(promised.exist_bytes)
-            );
-            check("promised-more", Level::Warning, message, more_room);
-        }
-        let (part, limit) = (promised.percent().unwrap_or(0), promised.limit_percent);
-        if part * 100 >= u64::from(limit) * LIMIT_WARNING {
-            let message = format!(
-                "volumes may grow to {} on disks, {part} % of the {} that exist: beyond {limit} % \
-                 no volume can be made or grown",
-                iec(promised.promised_bytes),
-                iec(promised.exist_bytes)
-            );
-            let remedy = "add disk groups, delete volumes, or raise the limit: 'atoll cluster set \
-                          --promised-limit'";
-            check("promised-limit", Level::Warning, message, remedy);
-        }
-        // One full group stops the volumes that it holds, however much room the others have.
-        for (record, _, status) in &self.hosts {
-            for group in status.iter().flat_map(|status| &status.groups) {
-                let of = record.groups.iter().find(|of| of.id == group.id);
-                let paths: Vec<&str> =
-                    of.iter().flat_map(|of| &of.disks).map(|disk| disk.path.as_str()).collect();
-                let name = format!("{} ({}) on host {}", group.id, paths.join(", "), record.name);
-                let percent = fill(group.used_bytes, group.free_bytes);
-                if let Some(level) = fill_level(percent).filter(|_| group.failure.is_empty()) {
-                    let message = format!("{percent} % of disk group {name} are in use");
-                    check("group-nearly-full", level, message, more_room);
-                }
-                if group.free_components == Some(0) {
-                    let message = format!(
-                        "disk group {name} holds {} components, as many as it can: no volume can \
-                         be made or rebuilt there",
-                        group.components
-                    );
-                    let remedy = "delete volumes that are not needed, or add disk groups";
-                    check("group-crowded", Level::Warning, message, remedy);
-                }
-                if group.log_fill >= LOG_WARNING {
-                    let part = (group.log_fill * 100.0) as u64;
-                    let message = format!("the write log of disk group {name} is {part} % full");
-                    let remedy = "writers wait for its disks; 'atoll events' says which are slow";
-                    check("log-full", Level::Warning, message, remedy);
-                }
-            }
-        }
-        for volume in &self.volumes {
-            let owner = volume.owner.as_ref();
-            if let Some((host, group)) = owner.and_then(|owner| owner.no_space) {
-                let message = format!(
-                    "writes of volume {} are refused for want of space: disk group {group} on host \
-                     {} is full",
-                    volume.name,
-                    host_name(&self.hosts, host)
-                );
-                check("no-space", Level::Critical, message, more_room);
-            }
-        }
-        for volume in &self.volumes {
-            let name = &volume.name;
-            match self.state(volume) {
-                VolumeState::Inaccessible => {
-                    let missing: Vec<String> = volume
-                        .record
-                        .members()
-                        .filter(|(_, m)| m.state.is_active() && !self.is_there(m))
-                        .map(|(_, m)| match self.alive(m.host) {
-                            true => format!(
-                                "disk group {} on host {}",
-                                m.group,
-                                host_name(&self.hosts, m.host)
-                            ),
-                            false => format!("host {}", host_name(&self.hosts, m.host)),
-                        })
-                        .collect();
-                    let message = match missing.is_empty() {
-                        true => format!("volume {name} has no copy that is in sync"),
-                        false => {
-                            format!("volume {name} waits for {}", missing.join(", "))
-                        }
-                    };
-                    let remedy = "bring what it waits for back; 'atoll disk list' has the reasons";
-                    check("volume-inaccessible", Level::Critical, message, remedy);
-                }
-                VolumeState::Degraded => {
-                    let message = format!("volume {name} has lost a copy");
-                    check("volume-degraded", Level::Warning, message, "it is restored by itself");
-                }
-                VolumeState::Resyncing => {
-                    let message = format!("a copy of volume {name} is brought up to date");
-                    check("volume-resyncing", Level::Warning, message, "atoll resync show");
-                }
-                _ => {}
-            }
-        }
-        let wrong = self.checksum_errors();
-        if wrong > 0 {
-            let message = format!("{wrong} checksums did not match since the hosts started");
-            let remedy = "repaired from other copies; 'atoll events' names the disks";
-            check("checksum-errors", Level::Warning, message, remedy);
-        }
-        checks
-    }
-}
-
 impl Engine {
     /// The cluster at this moment.
     ///
     /// # Errors
     /// The directory does not answer, or the host does not serve yet.
-    pub async fn view(&self) -> Result<View, Problem> {
-        let running = self.running()?;
-        let volumes = running.node.volumes().await.map_err(problem)?;
-        let promised_limit_percent = running.node.promised_limit().await.map_err(problem)?;
-        Ok(View { promised_limit_percent, ..View::of(running.node.hosts(), volumes) })
+    pub async fn facts(&self) -> Result<ClusterFacts, Problem> {
+        self.running()?.node.facts().await.map_err(problem)
     }
 
     /// The cluster and its settings: as this host found them where the directory does not answer.
@@ -474,18 +141,11 @@ impl Engine {
     /// Checks of this host alone that did not pass.
     pub fn local_checks(&self) -> Vec<HealthCheck> {
         let unused = self.slots.iter().filter(|slot| slot.running.borrow().is_none());
-        let checks = unused.map(|slot| HealthCheck {
-            name: "disk-unused".into(),
-            level: Level::Warning,
-            message: format!(
-                "host {} does not use {}: {}",
-                self.config.host_name,
-                slot.paths().join(", "),
-                slot.trouble.borrow()
-            ),
-            remedy: format!("atoll disk list --host {}", self.config.host_name),
-        });
-        checks.collect()
+        let check = |slot: &GroupSlot| {
+            let (disks, why) = (slot.paths().join(", "), slot.trouble.borrow());
+            check_item(Check::disk_unused(&self.config.host_name, &disks, &why))
+        };
+        unused.map(check).collect()
     }
 
     /// This host's load, all volumes together.
@@ -519,7 +179,7 @@ impl Engine {
             up,
             groups: record.groups.len() as u32,
             owned_volumes: status.as_ref().map(|s| s.objects.len() as u32),
-            space: status.as_ref().map(space_of),
+            space: status.as_ref().map(|status| space_item(status.space())),
             io: (record.id == self.host).then(|| self.local_io()),
             id: record.id.to_string(),
             name: record.name,
@@ -731,7 +391,7 @@ impl Engine {
         })
     }
 
-    fn volume_item(&self, view: &VolumeView, cluster: &View) -> Volume {
+    fn volume_item(&self, view: &VolumeView, facts: &ClusterFacts) -> Volume {
         let name = &view.name;
         let sessions = self.meter.sessions().iter().filter(|s| s.volume == *name).count();
         Volume {
@@ -743,8 +403,8 @@ impl Engine {
             policy: view.policy.clone(),
             failures_to_tolerate: view.record.policy.failures_to_tolerate,
             iops_limit: view.record.policy.iops_limit,
-            state: cluster.state(view),
-            owner: view.record.owner.map(|owner| host_name(&cluster.hosts, owner.host)),
+            state: state_item(facts.state(view)),
+            owner: view.record.owner.map(|owner| host_name(&facts.hosts, owner.host)),
             epoch: view.record.epoch.0,
             sessions: sessions as u32,
             created_at: rfc3339(view.created_ms),
@@ -804,13 +464,13 @@ impl Engine {
 
     /// All volumes; load and clients of this host only.
     pub async fn volumes(&self) -> Result<Vec<Volume>, Problem> {
-        let view = self.view().await?;
-        Ok(view.volumes.iter().map(|volume| self.volume_item(volume, &view)).collect())
+        let facts = self.facts().await?;
+        Ok(facts.volumes.iter().map(|volume| self.volume_item(volume, &facts)).collect())
     }
 
     fn one(&self, running: &Running, volume: VolumeView) -> Volume {
-        let view = View::of(running.node.hosts(), Vec::new());
-        self.volume_item(&volume, &view)
+        let hosts = running.node.hosts();
+        self.volume_item(&volume, &ClusterFacts { hosts, ..ClusterFacts::default() })
     }
 
     /// One volume, by name or id.
@@ -937,31 +597,25 @@ impl Engine {
         if !dry_run {
             silent = running.node.set_resync(paused, limit).await.map_err(problem)?;
         }
-        let mut resync = self.view().await?.resync();
+        let mut resync = resync_item(&self.facts().await?);
         // Hosts tell every two seconds; what was just set is known already.
         resync.paused = paused;
         resync.limit_bytes_per_second = limit;
         Ok(Told { what: resync, missing: self.silent(&silent)? })
     }
 
-    /// Scrubs; of this host exactly, of others as they last said.
+    /// Scrubs of this host's disk groups.
     pub fn scrubs(&self) -> Result<Vec<Scrub>, Problem> {
-        let node = &self.running()?.node;
-        let mut all = Vec::new();
-        for (record, _, status) in node.hosts() {
-            let status = if record.id == self.host { Some(node.status()) } else { status };
-            for group in status.into_iter().flat_map(|status| status.groups) {
-                all.push(Scrub {
-                    group: group.id.to_string(),
-                    host: record.name.clone(),
-                    running: group.scrub_running,
-                    blocks_checked: group.scrub_checked,
-                    blocks_total: group.scrub_total,
-                    blocks_bad: group.scrub_bad,
-                });
-            }
-        }
-        Ok(all)
+        let groups = self.running()?.node.status().groups.into_iter();
+        let scrubs = groups.map(|group| Scrub {
+            group: group.id.to_string(),
+            host: self.config.host_name.clone(),
+            running: group.scrub_running,
+            blocks_checked: group.scrub_checked,
+            blocks_total: group.scrub_total,
+            blocks_bad: group.scrub_bad,
+        });
+        Ok(scrubs.collect())
     }
 
     /// Hosts that did not answer, in the words of the interface.
@@ -1000,34 +654,18 @@ impl Engine {
     /// Whether there may be tasks that go on, or whose end has not been seen.
     pub fn may_have_tasks(&self) -> bool {
         let Ok(running) = self.running() else { return false };
-        let busy = |status: &HostStatus| {
-            status.objects.iter().any(|object| object.resyncing || !object.copies.is_empty())
-                || status.groups.iter().any(|group| group.scrub_running)
-        };
         let statuses = running.node.hosts();
         self.tasks.borrow().is_busy()
-            || busy(&running.node.status())
-            || statuses.iter().filter_map(|(.., status)| status.as_ref()).any(busy)
+            || running.node.status().is_busy()
+            || statuses.iter().any(|(.., s)| s.as_ref().is_some_and(HostStatus::is_busy))
     }
 
     /// Resyncs and scrubs: those that go on, and how the last ones ended.
     pub async fn tasks(&self) -> Result<Vec<Task>, Problem> {
-        let running = self.running()?;
-        let volumes = running.node.volumes().await.map_err(problem)?;
-        let now = running.world.unix_ms();
-        let hosts = running.node.hosts();
-        let silent: BTreeSet<String> = missing(&hosts).into_iter().map(|m| m.host).collect();
-        let mut seen: Vec<Seen> =
-            volumes.iter().filter_map(|v| resync_task(v, &hosts, now)).collect();
-        for (record, _, status) in hosts {
-            let mine = record.id == self.host;
-            let status = if mine { Some(running.node.status()) } else { status };
-            let groups = status.into_iter().flat_map(|status| status.groups);
-            seen.extend(groups.filter_map(|group| scrub_task(&group, &record.name)));
-        }
+        let facts = self.facts().await?;
         let mut book = self.tasks.borrow_mut();
-        book.enter(now, seen, &silent, |task| fate(task, &volumes));
-        Ok(book.tasks())
+        book.enter(self.running()?.world.unix_ms(), &facts);
+        Ok(book.tasks().map(task_item).collect())
     }
 
     /// Events that were not read, of this host alone or of all that answer; see
@@ -1308,80 +946,6 @@ fn not_deleted(error: ManageError) -> Problem {
     }
 }
 
-fn resync_id(volume: &VolumeView) -> String {
-    format!("resync-{}", volume.record.id)
-}
-
-/// The resync of a volume, if there is one.
-fn resync_task(
-    volume: &VolumeView,
-    hosts: &[(HostRecord, bool, Option<HostStatus>)],
-    now_ms: u64,
-) -> Option<Seen> {
-    let copies = volume.owner.as_ref().map_or(&[][..], |owner| &owner.copies);
-    let behind = volume.record.members().any(|(_, member)| member.state.is_resyncing());
-    if !behind && copies.is_empty() {
-        return None;
-    }
-    let done: u64 = copies.iter().map(|copy| copy.bytes_done).sum();
-    let left: u64 = copies.iter().map(|copy| copy.bytes_left).sum();
-    let percent = (done * 100).checked_div(done + left).unwrap_or(0);
-    let seconds = copies.iter().map(|copy| copy.seconds).fold(0.0, f64::max);
-    let since_ms = (seconds * 1e3) as u64;
-    let left = iec(left);
-    Some(Seen {
-        id: resync_id(volume),
-        kind: "resync",
-        subject: volume.name.clone(),
-        host: volume.record.owner.map(|owner| host_name(hosts, owner.host)).unwrap_or_default(),
-        percent: percent as u8,
-        message: match (copies.is_empty(), copies.iter().any(|copy| copy.running)) {
-            (true, _) => "waits".into(),
-            (false, true) => format!("{left} left"),
-            (false, false) => format!("{left} left, waits for the next attempt"),
-        },
-        began_ms: now_ms.saturating_sub(since_ms),
-        ended: None,
-    })
-}
-
-/// The last scrub of a group, if there was one.
-fn scrub_task(group: &GroupStatus, host: &str) -> Option<Seen> {
-    if group.scrub_began_ms == 0 {
-        return None;
-    }
-    let percent = (group.scrub_checked * 100).checked_div(group.scrub_total).unwrap_or(0);
-    let (state, what) = match (group.scrub_running, group.scrub_whole) {
-        (true, _) => (TaskState::Running, ""),
-        (false, true) => (TaskState::Done, ""),
-        (false, false) => (TaskState::Failed, "stopped before its end: "),
-    };
-    Some(Seen {
-        id: format!("scrub-{}", group.id),
-        kind: "scrub",
-        subject: format!("{} on {host}", group.id),
-        host: host.to_owned(),
-        percent: percent.min(100) as u8,
-        message: format!("{what}{} bad blocks", group.scrub_bad),
-        began_ms: group.scrub_began_ms,
-        ended: group.scrub_ended_ms.map(|at| (at, state)),
-    })
-}
-
-/// How a task has ended that is seen no more.
-fn fate(task: &Seen, volumes: &[VolumeView]) -> (TaskState, String) {
-    if task.kind == "scrub" {
-        return (TaskState::Failed, "its host has restarted".into());
-    }
-    match volumes.iter().find(|volume| resync_id(volume) == task.id) {
-        None => (TaskState::Failed, "the volume was deleted".into()),
-        Some(volume) if volume.record.members().all(|(_, m)| m.state.is_active()) => {
-            (TaskState::Done, "all copies are up to date".into())
-        }
-        Some(_) => (TaskState::Failed, "a copy went away before it was up to date".into()),
-    }
-}
-
 fn policy_item(name: String, policy: &record::Policy) -> Policy {
     Policy {
         name,
@@ -1410,164 +974,6 @@ fn volume_samples(totals: &Totals) -> [(&'static str, &'static str, f64); 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_format::id::{ComponentId, Epoch, Incarnation, Seq};
-    use atoll_format::record::{
-        LegRecord, MemberRecord, MemberState, OwnerRecord, Policy, RECORD_VERSION,
-    };
-    use atoll_node::{CopyStatus, ObjectStatus};
-
-    fn resyncing_twice() -> VolumeView {
-        let member = |n: u64, state| MemberRecord {
-            component: ComponentId(n),
-            host: HostId(n),
-            group: GroupId(n),
-            state,
-        };
-        let behind = MemberState::Resyncing { from: Seq(1) };
-        let members = vec![member(1, MemberState::Active), member(2, behind), member(3, behind)];
-        let owner = OwnerRecord { host: HostId(1), shard: 0, incarnation: Incarnation(1) };
-        VolumeView {
-            name: "v".into(),
-            policy: "default".into(),
-            created_ms: 0,
-            record: ObjectRecord {
-                version: RECORD_VERSION,
-                id: ObjectId(7),
-                name: "v".into(),
-                state: ObjectState::Ready,
-                size_bytes: 1 << 30,
-                policy: Policy { failures_to_tolerate: 2, ..Policy::DEFAULT },
-                epoch: Epoch(1),
-                owner: Some(owner),
-                seq_base: Seq(0),
-                legs: vec![LegRecord { members }],
-                nonce: 0,
-            },
-            revision: 1,
-            used_bytes: None,
-            guest_bytes: None,
-            open_on: Vec::new(),
-            owner: Some(ObjectStatus {
-                id: ObjectId(7),
-                epoch: Epoch(1),
-                resyncing: true,
-                resync_bytes_left: 30,
-                resync_bytes_done: 10,
-                resync_component: Some(ComponentId(3)),
-                resync_bytes_copied: 5,
-                resync_seconds: 2.0,
-                copies: vec![CopyStatus {
-                    component: ComponentId(3),
-                    running: true,
-                    bytes_left: 30,
-                    bytes_done: 10,
-                    bytes_copied: 5,
-                    done_per_second: 5,
-                    copied_per_second: 2,
-                    seconds: 2.0,
-                }],
-                no_space: None,
-                no_space_answers: 0,
-                guest_ops: 0,
-            }),
-        }
-    }
-
-    #[test]
-    fn bytes_of_a_resync_are_shown_once_at_the_copy_that_is_written() {
-        let view = View::of(Vec::new(), vec![resyncing_twice()]);
-        let resync = view.resync();
-        let bytes: Vec<(Option<u64>, u64)> =
-            resync.items.iter().map(|item| (item.bytes_left, item.bytes_done)).collect();
-        assert_eq!(bytes, [(None, 0), (Some(30), 5)], "the first waits, and is not counted yet");
-        assert_eq!((resync.bytes_left, resync.bytes_per_second), (30, 2));
-        assert_eq!(resync.seconds_left, Some(6), "what is left falls by 5 a second");
-    }
-
-    #[test]
-    fn each_group_counts_and_refused_writes_and_what_is_promised() {
-        use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
-        let group = |id: u64| GroupRecord {
-            id: GroupId(id),
-            shape: GroupShape::SingleTier,
-            healthy: true,
-            capacity_bytes: 1 << 30,
-            disks: vec![DiskRecord {
-                id: atoll_format::id::DiskId(id),
-                path: format!("/dev/d{id}"),
-                size_bytes: 1 << 30,
-            }],
-            failure: String::new(),
-            shard: 0,
-        };
-        let record = HostRecord {
-            version: RECORD_VERSION,
-            id: HostId(1),
-            name: "h".into(),
-            fault_domain: "h".into(),
-            incarnation: Incarnation(1),
-            peers: Vec::new(),
-            api: String::new(),
-            groups: vec![group(1), group(2)],
-            release: String::new(),
-        };
-        let said = |id: u64, used: u64, free: u64| GroupStatus {
-            id: GroupId(id),
-            capacity_bytes: 1 << 30,
-            used_bytes: used << 20,
-            free_bytes: free << 20,
-            ..GroupStatus::default()
-        };
-        let mut status = HostStatus {
-            id: HostId(1),
-            groups: vec![said(1, 100, 900), said(2, 100, 900)],
-            objects: Vec::new(),
-            components: BTreeMap::new(),
-            open_volumes: BTreeMap::new(),
-            reaches: BTreeSet::new(),
-            resync_paused: false,
-            resync_limit: 0,
-            uptime_s: 1.0,
-        };
-        let mut volume = resyncing_twice();
-        for member in &mut volume.record.legs[0].members {
-            (member.host, member.group) = (HostId(1), GroupId(1));
-            member.state = MemberState::Active;
-        }
-        volume.owner.as_mut().expect("it has one").copies.clear();
-        let limit = std::cell::Cell::new(1000);
-        let names = |status: Option<&HostStatus>, volume: &VolumeView| -> Vec<(String, Level)> {
-            let hosts = vec![(record.clone(), true, status.cloned())];
-            let view = View::of(hosts, vec![volume.clone()]);
-            let checks = View { promised_limit_percent: limit.get(), ..view }.checks();
-            checks.into_iter().map(|check| (check.name, check.level)).collect()
-        };
-        let one = |name: &str, level| vec![(name.to_owned(), level)];
-        assert_eq!(names(Some(&status), &volume), []);
-        // 3 GiB are promised, of 2: 150 %, and 166 % are nine tenths of the limit.
-        limit.set(166);
-        assert_eq!(names(Some(&status), &volume), one("promised-limit", Level::Warning));
-        limit.set(167);
-        assert_eq!(names(Some(&status), &volume), []);
-        assert_eq!(names(None, &volume), one("host-unknown", Level::Warning));
-        // 50 % of the space in use, and one of two groups full.
-        status.groups[1] = said(2, 990, 10);
-        assert_eq!(names(Some(&status), &volume), one("group-nearly-full", Level::Critical));
-        status.groups[1] = said(2, 850, 150);
-        assert_eq!(names(Some(&status), &volume), one("group-nearly-full", Level::Warning));
-        // 3 GiB are promised, there are 2.
-        (status.groups[0], status.groups[1]) = (said(1, 650, 350), said(2, 650, 350));
-        assert_eq!(names(Some(&status), &volume), one("promised-more", Level::Warning));
-        (status.groups[0], status.groups[1]) = (said(1, 100, 900), said(2, 100, 900));
-        status.groups[0].log_fill = 0.99;
-        assert_eq!(names(Some(&status), &volume), one("log-full", Level::Warning));
-        status.groups[0].log_fill = 0.5;
-        status.groups[0].free_components = Some(0);
-        assert_eq!(names(Some(&status), &volume), one("group-crowded", Level::Warning));
-        status.groups[0].free_components = Some(1);
-        volume.owner.as_mut().expect("it has one").no_space = Some((HostId(1), GroupId(2)));
-        assert_eq!(names(Some(&status), &volume), one("no-space", Level::Critical));
-    }
 
     #[test]
     fn only_who_deletes_a_volume_is_told_how_to_insist() {
@@ -1580,34 +986,5 @@ mod tests {
         assert!(hint(not_deleted(doubt())).contains("atoll volume delete v --force"));
         let other = hint(problem(doubt()));
         assert!(other.starts_with("start h") && !other.contains("delete"), "{other}");
-    }
-
-    #[test]
-    fn a_resync_that_is_seen_no_more_has_ended_as_the_record_says() {
-        let mut volume = resyncing_twice();
-        let task = resync_task(&volume, &[], 10_000).expect("it resyncs");
-        assert_eq!((task.percent, task.began_ms), (25, 8_000));
-        let state = |volumes: &[VolumeView]| fate(&task, volumes).0;
-        assert_eq!(state(&[]), TaskState::Failed);
-        volume.record.legs[0].members[1].state = MemberState::Active;
-        let away = MemberState::Absent { since: Seq(1), at_ms: 0, lost: false };
-        volume.record.legs[0].members[2].state = away;
-        // Between two attempts the copy is as far as it was, and so is the task.
-        let mut between = volume.clone();
-        let owner = between.owner.as_mut().expect("it has one");
-        (owner.resyncing, owner.copies[0].running) = (false, false);
-        let view = View::of(Vec::new(), vec![between.clone()]);
-        let resync = view.resync();
-        assert_eq!((resync.items.len(), resync.bytes_left), (1, 30));
-        let waits = resync_task(&between, &[], 10_000).expect("it goes on");
-        assert_eq!(
-            (waits.percent, waits.message.as_str()),
-            (25, "30 B left, waits for the next attempt")
-        );
-        volume.owner = None;
-        assert_eq!(resync_task(&volume, &[], 10_000), None);
-        assert_eq!(state(std::slice::from_ref(&volume)), TaskState::Failed);
-        volume.record.legs[0].members[2].state = MemberState::Active;
-        assert_eq!(state(&[volume]), TaskState::Done);
     }
 }

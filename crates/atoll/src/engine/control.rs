@@ -1,36 +1,17 @@
-//! The engine behind the REST server: most questions go to this host's shard; what only another
-//! host knows (its disks, its clients, its load) is asked of that host's own interface; what only
-//! another host can do goes over the peers' connections (`far`).
-//!
-//! Invariants: a question to another host is asked with `scope=local` or names that host, so that
-//! it is never passed on twice; requests between hosts over REST only read; every answer that is
-//! collected from several hosts names those that it is without ([`Told`]), and is there within five
-//! seconds, whoever is silent.
+//! The engine behind the REST server: every operation runs on the shard that this host's bridge
+//! leads to.
 
 use super::Engine;
-use super::admin::{SILENT, View};
-use super::host_request::HostRequest;
-use super::meter::add;
+use super::items::resync_item;
 use crate::bridge::Bridge;
 use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
-use atoll_api::client::Call;
-use atoll_api::envelope::{Missing, Named};
-use atoll_api::routes::PREFIX;
 use atoll_api::types::{
-    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health,
-    HealthCheck, Host, Io, Level, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch,
-    Scrub, ScrubStart, Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
-    VolumePatch, VolumeState,
+    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, Host,
+    Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session,
+    Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
-use atoll_api::uri::escape;
-use atoll_api::{Client, Code, Endpoint, Problem};
-use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
-use std::time::Duration;
-use tokio::task::JoinSet;
-
-/// How long another host may take to tell what it knows.
-const ASK_WAIT: Duration = Duration::from_secs(2);
+use atoll_api::{Code, Problem};
+use std::rc::Rc;
 
 type ControlResult<T> = Result<T, Problem>;
 type Collected<T> = Result<Told<T>, Problem>;
@@ -39,241 +20,12 @@ type Collected<T> = Result<Told<T>, Problem>;
 #[derive(Clone)]
 pub struct EngineControl {
     bridge: Bridge<Engine>,
-    name: String,
-    id: String,
-}
-
-/// What another host says of itself.
-#[derive(Default)]
-struct Said {
-    volumes: Vec<Volume>,
-    checks: Vec<HealthCheck>,
 }
 
 impl EngineControl {
-    /// In front of the shard at the other end of `bridge`; `name` and `id` are this host's.
-    pub fn new(bridge: Bridge<Engine>, name: String, id: String) -> Self {
-        Self { bridge, name, id }
-    }
-
-    async fn local_hosts(&self) -> ControlResult<Vec<Host>> {
-        self.bridge.call(|engine| async move { engine.hosts() }).await
-    }
-
-    /// Learns how every host is at this moment, if the cluster is meant; those that do not tell.
-    async fn look(&self, scope: Scope) -> ControlResult<Vec<Missing>> {
-        self.bridge.call(move |engine| async move { engine.look(scope).await }).await
-    }
-
-    /// Asks every other host, all at once, for what only it knows: what each tells, and those that
-    /// do not.
-    async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> Collected<Vec<(Host, T)>>
-    where
-        F: Future<Output = ControlResult<T>> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.look(Scope::Cluster).await?;
-        let mut asked = JoinSet::new();
-        let (mut told, mut missing) = (Vec::new(), Vec::new());
-        for host in self.local_hosts().await?.into_iter().filter(|host| host.id != self.id) {
-            match self.client_of(&host, ASK_WAIT) {
-                Some(client) if host.up => {
-                    let answer = ask(client);
-                    asked.spawn(async move { (host, answer.await) });
-                }
-                _ => missing.push(Missing { why: silence(&host).into(), host: host.name }),
-            }
-        }
-        while let Some(answer) = asked.join_next().await {
-            match answer {
-                Ok((host, Ok(what))) => told.push((host, what)),
-                Ok((host, Err(problem))) => {
-                    missing.push(Missing { why: why(&host, problem), host: host.name });
-                }
-                // The runtime ends.
-                Err(_) => {}
-            }
-        }
-        told.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-        missing.sort();
-        Ok(Told { what: told, missing })
-    }
-
-    /// The same, for a list.
-    async fn list_each<T>(&self, path: &str) -> Collected<Vec<(Host, Vec<T>)>>
-    where
-        T: DeserializeOwned + Named + Send + 'static,
-    {
-        let path = format!("{PREFIX}{path}");
-        self.ask_each(|client| {
-            let call = Call::get(path.clone());
-            async move { client.list::<T>(call).await.map(|list| list.items) }
-        })
-        .await
-    }
-
-    /// Load and clients of the volumes on every other host, by the volume's id.
-    async fn used_elsewhere(&self) -> Collected<BTreeMap<String, (Io, u32)>> {
-        let each = self.list_each::<Volume>("/volumes?scope=local").await?;
-        Ok(each.map(|hosts| {
-            let mut all: BTreeMap<String, (Io, u32)> = BTreeMap::new();
-            for volume in hosts.into_iter().flat_map(|(_, volumes)| volumes) {
-                let (io, sessions) = all.entry(volume.id).or_default();
-                (*io, *sessions) = (add(*io, volume.io), *sessions + volume.sessions);
-            }
-            all
-        }))
-    }
-
-    /// A volume with load and clients of all hosts, not of this one alone.
-    async fn in_all(&self, mut volume: Volume) -> Collected<Volume> {
-        let elsewhere = self.used_elsewhere().await?;
-        add_use(&mut volume, &elsewhere.what);
-        Ok(elsewhere.map(|_| volume))
-    }
-
-    /// Load and troubles of every other host.
-    async fn others(&self) -> Collected<Vec<Said>> {
-        let each = self.ask_each(|client| async move {
-            let volumes = Call::get(format!("{PREFIX}/volumes?scope=local"));
-            let health = Call::get(format!("{PREFIX}/health?scope=local"));
-            let (volumes, health) =
-                tokio::join!(client.list::<Volume>(volumes), client.item::<Health>(health));
-            Ok(Said { volumes: volumes?.items, checks: health?.item.checks })
-        });
-        Ok(each.await?.map(|hosts| hosts.into_iter().map(|(_, said)| said).collect()))
-    }
-
-    /// A client of another host; none if it is this one, or has no interface.
-    fn client_of(&self, host: &Host, timeout: Duration) -> Option<Client> {
-        let other = host.id != self.id && !host.api.is_empty();
-        other.then(|| Client::new(Endpoint::Tcp(host.api.clone()), timeout))
-    }
-
-    /// The host that is meant: none for this one.
-    async fn other(&self, host: &str) -> ControlResult<Option<Host>> {
-        if host == self.name || host == self.id {
-            return Ok(None);
-        }
-        let hosts = self.local_hosts().await?;
-        let found = hosts.into_iter().find(|h| h.name == host || h.id == host);
-        let found = found.ok_or_else(|| Problem::not_found("host", host))?;
-        if found.up {
-            return Ok(Some(found));
-        }
-        let detail = format!("host {} {}", found.name, silence(&found));
-        Err(Problem::new(Code::Unavailable, detail).hint("atoll host list"))
-    }
-
-    /// Has another host do something.
-    async fn at<T: DeserializeOwned + Send + 'static>(
-        &self,
-        host: Host,
-        what: HostRequest,
-    ) -> ControlResult<T> {
-        let id = host.id.parse().map_err(|why: String| Problem::new(Code::Failed, why))?;
-        self.bridge.call(move |engine| async move { engine.at(id, &host.name, what).await }).await
-    }
-
-    async fn everything(&self, scope: Scope) -> Collected<Status> {
-        let Told { what: said, missing } = match scope {
-            Scope::Local => Told::whole(Vec::new()),
-            Scope::Cluster => self.others().await?,
-        };
-        let mut status = self
-            .bridge
-            .call(move |engine| async move {
-                let cluster = engine.cluster().await?;
-                let view = engine.view().await?;
-                let mut checks = engine.local_checks();
-                if scope == Scope::Cluster {
-                    checks.extend(view.checks());
-                }
-                Ok(summary(cluster, &view, engine.local_io(), checks))
-            })
-            .await?;
-        for said in said {
-            status.io = said.volumes.iter().map(|volume| volume.io).fold(status.io, add);
-            status.health.checks.extend(said.checks);
-        }
-        let checks = &mut status.health.checks;
-        let known = |host: &str| {
-            let about = format!("host {host} ");
-            checks.iter().any(|c| c.name.starts_with("host-") && c.message.starts_with(&about))
-        };
-        // Alive, and yet not asked: what it alone knows may be anything.
-        let untold: Vec<HealthCheck> =
-            missing.iter().filter(|m| !known(&m.host)).map(untold_check).collect();
-        checks.extend(untold);
-        checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
-        status.health.level = checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
-        Ok(Told { what: status, missing })
-    }
-}
-
-/// Why a host is not asked.
-fn silence(host: &Host) -> &'static str {
-    if host.up { "has no network.api to be asked at" } else { SILENT }
-}
-
-/// Why a host that was asked does not tell.
-fn why(host: &Host, problem: Problem) -> String {
-    match problem.code {
-        Code::NoRoute => format!("its release {} does not know of it", host.release),
-        Code::TimedOut => SILENT.into(),
-        _ => problem.detail,
-    }
-}
-
-/// A host that seems to be up and does not tell what it knows.
-fn untold_check(missing: &Missing) -> HealthCheck {
-    HealthCheck {
-        name: "host-untold".into(),
-        level: Level::Warning,
-        message: format!(
-            "host {} {}: its disks and clients are not known",
-            missing.host, missing.why
-        ),
-        remedy: "atoll host list".into(),
-    }
-}
-
-/// Adds what is done with a volume on other hosts.
-fn add_use(volume: &mut Volume, elsewhere: &BTreeMap<String, (Io, u32)>) {
-    if let Some((io, sessions)) = elsewhere.get(&volume.id) {
-        volume.io = add(volume.io, *io);
-        volume.sessions += sessions;
-    }
-}
-
-/// A profile of a host that told none.
-fn untold(missing: &Missing) -> Profile {
-    let detail = format!("host {} {}", missing.host, missing.why);
-    Profile { host: missing.host.clone(), detail, ..Profile::default() }
-}
-
-fn summary(cluster: Cluster, view: &View, io: Io, checks: Vec<HealthCheck>) -> Status {
-    let states: Vec<VolumeState> = view.volumes.iter().map(|volume| view.state(volume)).collect();
-    let count = |wanted: &[VolumeState]| {
-        states.iter().filter(|state| wanted.contains(state)).count() as u32
-    };
-    let (resync, promised) = (view.resync(), view.promised());
-    Status {
-        cluster,
-        health: Health { level: Level::Ok, checks },
-        space: view.space(),
-        promised_bytes: promised.promised_bytes,
-        exist_bytes: promised.exist_bytes,
-        io,
-        hosts_up: view.hosts.iter().filter(|(_, alive, _)| *alive).count() as u32,
-        hosts: view.hosts.len() as u32,
-        volumes: states.len() as u32,
-        volumes_degraded: count(&[VolumeState::Degraded, VolumeState::Resyncing]),
-        volumes_inaccessible: count(&[VolumeState::Inaccessible]),
-        resync_bytes_left: resync.bytes_left,
-        resync_copies: resync.items.len() as u32,
-        resync_seconds_left: resync.seconds_left,
-        checksum_errors: view.checksum_errors(),
+    /// In front of the shard at the other end of `bridge`.
+    pub fn new(bridge: Bridge<Engine>) -> Self {
+        Self { bridge }
     }
 }
 
@@ -295,7 +47,7 @@ impl Control for EngineControl {
     }
 
     async fn metrics(&self) -> ControlResult<Vec<Sample>> {
-        let samples = |engine: std::rc::Rc<Engine>| async move {
+        let samples = |engine: Rc<Engine>| async move {
             engine.forget_gone().await;
             Ok(engine.metrics())
         };
@@ -303,7 +55,7 @@ impl Control for EngineControl {
     }
 
     async fn status(&self, scope: Scope) -> Collected<Status> {
-        self.everything(scope).await
+        self.bridge.call(move |engine| async move { engine.status(scope).await }).await
     }
 
     async fn cluster(&self) -> ControlResult<Cluster> {
@@ -322,40 +74,16 @@ impl Control for EngineControl {
     }
 
     async fn health(&self, scope: Scope) -> Collected<Health> {
-        Ok(self.everything(scope).await?.map(|status| status.health))
+        Ok(self.status(scope).await?.map(|status| status.health))
     }
 
     async fn hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
-        if scope == Scope::Local {
-            return self.local_hosts().await.map(Told::whole);
-        }
-        let each = self.list_each::<Volume>("/volumes?scope=local").await?;
-        let mut hosts = self.local_hosts().await?;
-        Ok(each.map(|each| {
-            for (there, volumes) in each {
-                if let Some(host) = hosts.iter_mut().find(|host| host.id == there.id) {
-                    let io = volumes.iter().map(|volume| volume.io);
-                    host.io = Some(io.fold(Io::default(), add));
-                }
-            }
-            hosts
-        }))
+        self.bridge.call(move |engine| async move { engine.all_hosts(scope).await }).await
     }
 
     async fn disks(&self, host: &str) -> ControlResult<Vec<Disk>> {
-        match self.other(host).await? {
-            None => self.bridge.call(|engine| async move { engine.disks().await }).await,
-            Some(host) => {
-                // One that is paused must not hold up who lists the disks of all.
-                let silent = || {
-                    let detail = format!("host {} {}", host.name, silence(&host));
-                    Problem::new(Code::Unavailable, detail)
-                };
-                let client = self.client_of(&host, ASK_WAIT).ok_or_else(silent)?;
-                let path = format!("{PREFIX}/hosts/{}/disks", escape(&host.name));
-                Ok(client.list::<Disk>(Call::get(path)).await?.items)
-            }
-        }
+        let host = host.to_owned();
+        self.bridge.call(move |engine| async move { engine.disks_of(&host).await }).await
     }
 
     async fn disk_wipe(
@@ -364,46 +92,30 @@ impl Control for EngineControl {
         request: DiskWipeRequest,
         change: ChangeOptions,
     ) -> ControlResult<DiskWipe> {
-        match self.other(host).await? {
-            None => {
-                let wipe = move |engine: std::rc::Rc<Engine>| async move {
-                    engine.disk_wipe(request, change.dry_run).await
-                };
-                self.bridge.call(wipe).await
-            }
-            Some(host) => {
-                self.at(host, HostRequest::DiskWipe { request, dry_run: change.dry_run }).await
-            }
-        }
+        let host = host.to_owned();
+        let wipe = move |engine: Rc<Engine>| async move {
+            engine.disk_wipe_of(&host, request, change.dry_run).await
+        };
+        self.bridge.call(wipe).await
     }
 
     async fn groups(&self, scope: Scope) -> Collected<Vec<Group>> {
-        let missing = self.look(scope).await?;
-        let what = self.bridge.call(|engine| async move { engine.groups() }).await?;
-        Ok(Told { what, missing })
+        let groups = move |engine: Rc<Engine>| async move {
+            let missing = engine.look(scope).await?;
+            Ok(Told { what: engine.groups()?, missing })
+        };
+        self.bridge.call(groups).await
     }
 
     async fn group_create(
         &self,
-        mut request: GroupCreate,
+        request: GroupCreate,
         change: ChangeOptions,
     ) -> ControlResult<Group> {
-        let host = request.host.take();
-        let other = match host {
-            Some(host) => self.other(&host).await?,
-            None => None,
+        let create = move |engine: Rc<Engine>| async move {
+            engine.group_create_at(request, change.dry_run).await
         };
-        match other {
-            None => {
-                let create = move |engine: std::rc::Rc<Engine>| async move {
-                    engine.group_create(request, change.dry_run).await
-                };
-                self.bridge.call(create).await
-            }
-            Some(host) => {
-                self.at(host, HostRequest::GroupCreate { request, dry_run: change.dry_run }).await
-            }
-        }
+        self.bridge.call(create).await
     }
 
     async fn policies(&self) -> ControlResult<Vec<Policy>> {
@@ -432,19 +144,15 @@ impl Control for EngineControl {
     }
 
     async fn volumes(&self, scope: Scope) -> Collected<Vec<Volume>> {
-        let elsewhere = match scope {
-            Scope::Local => Told::whole(BTreeMap::new()),
-            Scope::Cluster => self.used_elsewhere().await?,
-        };
-        let mut volumes = self.bridge.call(|engine| async move { engine.volumes().await }).await?;
-        volumes.iter_mut().for_each(|volume| add_use(volume, &elsewhere.what));
-        Ok(elsewhere.map(|_| volumes))
+        self.bridge.call(move |engine| async move { engine.all_volumes(scope).await }).await
     }
 
     async fn volume(&self, name: &str) -> Collected<Volume> {
         let name = name.to_owned();
-        let volume = self.bridge.call(move |engine| async move { engine.volume(&name).await });
-        self.in_all(volume.await?).await
+        let volume = move |engine: Rc<Engine>| async move {
+            engine.in_all(engine.volume(&name).await?).await
+        };
+        self.bridge.call(volume).await
     }
 
     async fn volume_create(
@@ -466,17 +174,17 @@ impl Control for EngineControl {
     ) -> Collected<Volume> {
         let name = name.to_owned();
         let ChangeOptions { dry_run, if_revision, .. } = change;
-        let patch = move |engine: std::rc::Rc<Engine>| async move {
-            engine.volume_patch(&name, patch, if_revision, dry_run).await
+        let patch = move |engine: Rc<Engine>| async move {
+            let volume = engine.volume_patch(&name, patch, if_revision, dry_run).await?;
+            engine.in_all(volume).await
         };
-        self.in_all(self.bridge.call(patch).await?).await
+        self.bridge.call(patch).await
     }
 
     async fn volume_delete(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
         let name = name.to_owned();
-        let delete = move |engine: std::rc::Rc<Engine>| async move {
-            engine.volume_delete(&name, change).await
-        };
+        let delete =
+            move |engine: Rc<Engine>| async move { engine.volume_delete(&name, change).await };
         self.bridge.call(delete).await
     }
 
@@ -487,7 +195,7 @@ impl Control for EngineControl {
         change: ChangeOptions,
     ) -> ControlResult<VolumeLock> {
         let name = name.to_owned();
-        let lock = move |engine: std::rc::Rc<Engine>| async move {
+        let lock = move |engine: Rc<Engine>| async move {
             engine.volume_lock(&name, request, change.dry_run).await
         };
         self.bridge.call(lock).await
@@ -500,7 +208,7 @@ impl Control for EngineControl {
         change: ChangeOptions,
     ) -> ControlResult<()> {
         let name = name.to_owned();
-        let unlock = move |engine: std::rc::Rc<Engine>| async move {
+        let unlock = move |engine: Rc<Engine>| async move {
             engine.volume_unlock(&name, token, change.dry_run).await
         };
         self.bridge.call(unlock).await
@@ -512,31 +220,24 @@ impl Control for EngineControl {
     }
 
     async fn resync(&self, scope: Scope) -> Collected<Resync> {
-        let missing = self.look(scope).await?;
-        let resync = |engine: std::rc::Rc<Engine>| async move { Ok(engine.view().await?.resync()) };
-        Ok(Told { what: self.bridge.call(resync).await?, missing })
+        let resync = move |engine: Rc<Engine>| async move {
+            let missing = engine.look(scope).await?;
+            Ok(Told { what: resync_item(&engine.facts().await?), missing })
+        };
+        self.bridge.call(resync).await
     }
 
     async fn resync_patch(&self, patch: ResyncPatch, change: ChangeOptions) -> Collected<Resync> {
         let ResyncPatch { paused, limit_bytes_per_second } = patch;
         let dry_run = change.dry_run;
-        let patch = move |engine: std::rc::Rc<Engine>| async move {
+        let patch = move |engine: Rc<Engine>| async move {
             engine.resync_patch(paused, limit_bytes_per_second, dry_run).await
         };
         self.bridge.call(patch).await
     }
 
     async fn scrubs(&self, scope: Scope) -> Collected<Vec<Scrub>> {
-        let each = match scope {
-            Scope::Local => Told::whole(Vec::new()),
-            Scope::Cluster => self.list_each::<Scrub>("/scrubs?scope=local").await?,
-        };
-        let mut scrubs = self.bridge.call(|engine| async move { engine.scrubs() }).await?;
-        scrubs.retain(|scrub| scrub.host == self.name);
-        Ok(each.map(|each| {
-            scrubs.extend(each.into_iter().flat_map(|(_, theirs)| theirs));
-            scrubs
-        }))
+        self.bridge.call(move |engine| async move { engine.all_scrubs(scope).await }).await
     }
 
     async fn scrub_start(
@@ -550,12 +251,10 @@ impl Control for EngineControl {
                 .hint("DELETE /api/v1/scrubs stops scrubs")
                 .field("bytes_per_second"));
         }
-        let mut deaf = Vec::new();
-        if !change.dry_run {
-            let rate = request.bytes_per_second;
-            deaf = self.scrub(request.group, request.volume, rate, scope).await?;
-        }
-        Ok(self.scrubs(scope).await?.and(deaf))
+        let start = move |engine: Rc<Engine>| async move {
+            engine.set_scrubs(request, scope, change.dry_run).await
+        };
+        self.bridge.call(start).await
     }
 
     async fn scrub_stop(
@@ -564,17 +263,20 @@ impl Control for EngineControl {
         scope: Scope,
         change: ChangeOptions,
     ) -> Collected<Vec<Scrub>> {
-        let mut deaf = Vec::new();
-        if !change.dry_run {
-            deaf = self.scrub(group.map(str::to_owned), None, Some(0), scope).await?;
-        }
-        Ok(self.scrubs(scope).await?.and(deaf))
+        let group = group.map(str::to_owned);
+        let stop = ScrubStart { group, volume: None, bytes_per_second: Some(0) };
+        let stop = move |engine: Rc<Engine>| async move {
+            engine.set_scrubs(stop, scope, change.dry_run).await
+        };
+        self.bridge.call(stop).await
     }
 
     async fn tasks(&self, scope: Scope) -> Collected<Vec<Task>> {
-        let missing = self.look(scope).await?;
-        let what = self.bridge.call(|engine| async move { engine.tasks().await }).await?;
-        Ok(Told { what, missing })
+        let tasks = move |engine: Rc<Engine>| async move {
+            let missing = engine.look(scope).await?;
+            Ok(Told { what: engine.tasks().await?, missing })
+        };
+        self.bridge.call(tasks).await
     }
 
     async fn events(
@@ -584,103 +286,19 @@ impl Control for EngineControl {
         read: EventMarks,
         max: usize,
     ) -> Collected<EventsRead> {
-        let ask = move |engine: std::rc::Rc<Engine>| async move {
-            engine.events(scope, since, read, max).await
-        };
+        let ask =
+            move |engine: Rc<Engine>| async move { engine.events(scope, since, read, max).await };
         self.bridge.call(ask).await
     }
 
     async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
-        // None of a volume that there is not would look like a good answer.
-        if let (Scope::Cluster, Some(name)) = (scope, volume.map(str::to_owned)) {
-            self.bridge.call(move |engine| async move { engine.volume(&name).await }).await?;
-        }
-        let wanted = volume.map(str::to_owned);
-        let mine = move |engine: std::rc::Rc<Engine>| async move {
-            Ok(engine.sessions(wanted.as_deref()))
-        };
-        let mut sessions = self.bridge.call(mine).await?;
-        let mut missing = Vec::new();
-        if scope == Scope::Cluster {
-            let filter = volume.map(|volume| format!("&volume={}", escape(volume)));
-            let path = format!("/sessions?scope=local{}", filter.unwrap_or_default());
-            let each = self.list_each::<Session>(&path).await?;
-            sessions.extend(each.what.into_iter().flat_map(|(_, theirs)| theirs));
-            missing = each.missing;
-        }
-        Ok(Told { what: sessions, missing })
+        let volume = volume.map(str::to_owned);
+        let sessions =
+            move |engine: Rc<Engine>| async move { engine.all_sessions(scope, volume).await };
+        self.bridge.call(sessions).await
     }
 
     async fn profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
-        let own = self.bridge.call(|engine| async move { engine.profile() }).await?;
-        let mut profiles = vec![own];
-        let mut missing = Vec::new();
-        if scope == Scope::Cluster {
-            let each = self.list_each::<Profile>("/profiles?scope=local").await?;
-            profiles.extend(each.what.into_iter().flat_map(|(_, theirs)| theirs));
-            profiles.extend(each.missing.iter().map(untold));
-            missing = each.missing;
-        }
-        Ok(Told { what: profiles, missing })
-    }
-}
-
-impl EngineControl {
-    /// Starts (or with rate 0 stops) scrubs, on the host that has the group if one is named.
-    async fn scrub(
-        &self,
-        group: Option<String>,
-        volume: Option<String>,
-        rate: Option<u64>,
-        scope: Scope,
-    ) -> ControlResult<Vec<Missing>> {
-        if let (Some(id), Scope::Cluster) = (&group, scope) {
-            let groups = self.groups(Scope::Cluster).await?.what;
-            let found = groups.iter().find(|group| group.id == *id);
-            let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
-            if let Some(host) = self.other(host).await? {
-                self.at::<()>(host, HostRequest::Scrub { group: id.clone(), rate }).await?;
-                return Ok(Vec::new());
-            }
-        }
-        let scrub = move |engine: std::rc::Rc<Engine>| async move {
-            engine.scrub(group.as_deref(), volume.as_deref(), rate).await
-        };
-        self.bridge.call(scrub).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_that_does_not_tell_is_named_with_the_reason() {
-        let host = |up| Host {
-            id: "1".into(),
-            name: "h".into(),
-            up,
-            fault_domain: String::new(),
-            api: String::new(),
-            peers: Vec::new(),
-            release: "0.0.9".into(),
-            groups: 0,
-            owned_volumes: None,
-            space: None,
-            io: None,
-        };
-        let older = Problem::new(Code::NoRoute, "there is no route '/api/v1/profiles'");
-        let late = Problem::new(Code::TimedOut, "no answer from http://127.0.0.2:1 within 2 s");
-        for (why, says) in [
-            (why(&host(true), older), "its release 0.0.9 does not know of it"),
-            (why(&host(true), late), "does not answer"),
-            (silence(&host(true)).into(), "has no network.api to be asked at"),
-            (silence(&host(false)).into(), "does not answer"),
-        ] {
-            assert_eq!(why, says);
-            let profile = untold(&Missing { host: "h".into(), why });
-            assert_eq!((profile.host, profile.detail), ("h".into(), format!("host h {says}")));
-            assert!(profile.stages.is_empty());
-        }
+        self.bridge.call(move |engine| async move { engine.all_profiles(scope).await }).await
     }
 }

@@ -7,6 +7,7 @@ use atoll_world::volume::{
     ExportName, Extent, Volume, VolumeError, VolumeInfo, Volumes, ZeroFlags,
 };
 use atoll_world::{Buf, Nanos, Stage, World, buf::total_len};
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -33,6 +34,17 @@ pub struct Totals {
     pub write_ns: u64,
     /// Operations that failed.
     pub errors: u64,
+}
+
+/// What the clients of one host do with a volume.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VolumeUse {
+    /// Its name.
+    pub volume: String,
+    /// Their load.
+    pub io: Io,
+    /// How many there are.
+    pub sessions: u32,
 }
 
 /// One client of one volume.
@@ -124,6 +136,20 @@ impl Meter {
     /// Clients at present.
     pub fn sessions(&self) -> Vec<Rc<SessionInfo>> {
         self.0.sessions.borrow().values().cloned().collect()
+    }
+
+    /// Load and clients of the volumes that have either at present, by name.
+    pub fn in_use(&self) -> Vec<VolumeUse> {
+        let volumes = self.0.volumes.borrow();
+        let mut all: BTreeMap<&str, (Io, u32)> =
+            volumes.iter().map(|(name, meter)| (&**name, (meter.rate.get(), 0))).collect();
+        let sessions = self.0.sessions.borrow();
+        for session in sessions.values() {
+            all.entry(&session.volume).or_default().1 += 1;
+        }
+        let used = all.into_iter().filter(|&(_, used)| used != (Io::default(), 0));
+        used.map(|(volume, (io, sessions))| VolumeUse { volume: volume.into(), io, sessions })
+            .collect()
     }
 
     /// Keeps what is known of the `wanted` volumes, and of those in use; the others are gone.
@@ -321,8 +347,35 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
 
 #[cfg(test)]
 mod tests {
-    use super::add;
+    use super::{Meter, SessionInfo, VolumeMeter, VolumeUse, add};
     use atoll_api::types::Io;
+    use std::rc::Rc;
+
+    #[test]
+    fn a_volume_is_in_use_while_it_has_clients_or_load() {
+        let meter = Meter::default();
+        let loaded = Io { read_iops: 3, ..Io::default() };
+        for (name, io) in [("idle", Io::default()), ("loaded", loaded), ("both", loaded)] {
+            let volume = VolumeMeter::default();
+            volume.rate.set(io);
+            meter.0.volumes.borrow_mut().insert(name.into(), Rc::new(volume));
+        }
+        for (id, volume) in [(1, "both"), (2, "open"), (3, "both")] {
+            let session = SessionInfo {
+                id,
+                volume: volume.into(),
+                peer: "p".into(),
+                since_ms: 0,
+                totals: Default::default(),
+                in_flight: Default::default(),
+            };
+            meter.0.sessions.borrow_mut().insert(id, Rc::new(session));
+        }
+        let used = |volume: &str, io, sessions| VolumeUse { volume: volume.into(), io, sessions };
+        let expected =
+            [used("both", loaded, 2), used("loaded", loaded, 0), used("open", Io::default(), 1)];
+        assert_eq!(meter.in_use(), expected);
+    }
 
     #[test]
     fn loads_add_up_and_latencies_are_weighted() {

@@ -6,15 +6,16 @@
 //! from starting.
 
 mod admin;
+mod cluster;
 mod control;
 mod disks;
 mod event_files;
 mod host;
 mod host_request;
+mod items;
 pub mod meter;
 mod profile;
 mod room;
-mod tasks;
 
 pub use control::EngineControl;
 
@@ -23,15 +24,17 @@ use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
-use atoll_format::record::{self, ClusterRecord, HostRecord, RECORD_VERSION, key};
+use atoll_format::record::ClusterRecord;
 use atoll_front::limits::Limits;
 use atoll_front::nbd::Server;
-use atoll_node::{Before, EventMark, EventsKept, Node, NodeConfig, OtherLife, Severity, before};
+use atoll_node::{
+    Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
+    before, check_host_name, find_or_found,
+};
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealWorld, StreamListener};
-use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
+use atoll_world::Nanos;
 use atoll_world::stream::ByteStream;
-use atoll_world::{Nanos, World};
 use disks::GroupSlot;
 use event_files::EventFiles;
 use host::{HostNode, HostStore, HostWorld};
@@ -54,11 +57,6 @@ const TASKS_EVERY: Duration = Duration::from_secs(2);
 const STOP_WAIT: Duration = Duration::from_secs(4);
 /// How long to rest when a client cannot be accepted (no file descriptors).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Seconds that a member may be absent before it is rebuilt elsewhere.
-const REPAIR_DELAY_S: u32 = 3_600;
-/// Floor of the resync rate of a new cluster, bytes per second and host.
-const RESYNC_FLOOR: u64 = 16 << 20;
-
 /// What runs once the host serves.
 pub struct Running {
     pub node: HostNode,
@@ -73,7 +71,7 @@ pub struct Engine {
     pub host: HostId,
     pub meter: Meter,
     pub slots: Vec<GroupSlot>,
-    tasks: RefCell<tasks::Book>,
+    tasks: RefCell<TaskBook>,
     /// NBD clients at once.
     nbd_connections: usize,
     /// When this process began.
@@ -343,8 +341,13 @@ impl Engine {
     /// Finds the cluster, or founds it; makes sure that this host belongs to it.
     async fn join(&self, world: &HostWorld, data: &DataDir) -> Result<ClusterRecord, Problem> {
         let cluster = loop {
-            match found_or_find(world).await {
-                Ok(cluster) => break cluster,
+            match find_or_found(world).await {
+                Ok((cluster, is_new)) => {
+                    if is_new {
+                        tracing::info!(cluster = %cluster.id, "a new cluster");
+                    }
+                    break cluster;
+                }
                 Err(why) => self.say(format!("this host waits for the directory: {why}")),
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -360,23 +363,19 @@ impl Engine {
             )
             .hint("directory.socket names the directory, host.data_dir this host's identity"));
         }
-        let listing = loop {
-            match world.directory().list(key::HOSTS).await {
-                Ok(listing) => break listing,
-                Err(e) => self.say(format!("this host waits for the directory: {e}")),
+        loop {
+            match check_host_name(world, self.host, &self.config.host_name).await {
+                Ok(()) => break,
+                Err(JoinError::Directory(e)) => {
+                    self.say(format!("this host waits for the directory: {e}"));
+                }
+                Err(JoinError::Unreadable(why)) => return Err(Problem::new(Code::Conflict, why)),
+                Err(taken @ JoinError::NameTaken { .. }) => {
+                    return Err(Problem::new(Code::Exists, taken.to_string())
+                        .hint("host.name in the configuration must be unique in the cluster"));
+                }
             }
             tokio::time::sleep(RETRY_EVERY).await;
-        };
-        for entry in listing.entries {
-            let host: HostRecord = record::decode(&entry.key, &entry.value)
-                .map_err(|e| Problem::new(Code::Conflict, e))?;
-            if host.name == self.config.host_name && host.id != self.host {
-                return Err(Problem::new(
-                    Code::Exists,
-                    format!("host name {} is taken by host {}", host.name, host.id),
-                )
-                .hint("host.name in the configuration must be unique in the cluster"));
-            }
         }
         Ok(cluster)
     }
@@ -411,36 +410,6 @@ async fn log_events(node: HostNode, mut after: EventMark) {
             }
         }
         event.await;
-    }
-}
-
-async fn found_or_find(world: &HostWorld) -> Result<ClusterRecord, String> {
-    let directory = world.directory();
-    if let Some(entry) = directory.get(key::CLUSTER).await.map_err(|e| e.to_string())? {
-        return record::decode(key::CLUSTER, &entry.value);
-    }
-    let cluster = ClusterRecord {
-        version: RECORD_VERSION,
-        id: ClusterId(world.random()),
-        name: "atoll".into(),
-        repair_delay_s: REPAIR_DELAY_S,
-        resync_floor_bytes: RESYNC_FLOOR,
-        promised_limit_percent: record::PROMISED_LIMIT_PERCENT,
-    };
-    let txn = Txn {
-        compares: vec![Compare { key: key::CLUSTER.into(), modified: Revision(0) }],
-        changes: vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))],
-    };
-    match directory.txn(txn).await.map_err(|e| e.to_string())? {
-        TxnReply::Done(_) => {
-            tracing::info!(cluster = %cluster.id, "a new cluster");
-            Ok(cluster)
-        }
-        TxnReply::Conflict(found) => {
-            let entry = found.into_iter().find_map(|(_, entry)| entry);
-            let entry = entry.ok_or("the cluster record was there, and is gone")?;
-            record::decode(key::CLUSTER, &entry.value)
-        }
     }
 }
 

@@ -33,12 +33,7 @@ impl<W: World, S: Components> Node<W, S> {
         wait: Nanos,
     ) -> Result<AdminReply, ManageError> {
         assert!(Nanos::ZERO < wait && wait <= ADMIN_DEADLINE, "host {host} has {wait} to answer");
-        let json = serde_json::to_vec(&ask).expect("requests have string keys");
-        if self.world().audits() {
-            let read: AdminRequest =
-                serde_json::from_slice(&json).expect("a request that nobody reads");
-            assert_eq!(serde_json::to_vec(&read).ok().as_ref(), Some(&json), "{ask:?}");
-        }
+        let json = self.write_request(&ask);
         let deadline = self.world().now() + wait;
         let peers = self.0.objects.peers();
         let unreachable = || ManageError::Unreachable(self.host_name(host));
@@ -52,6 +47,16 @@ impl<W: World, S: Components> Node<W, S> {
             Err(CallError::Unreachable) => Err(unreachable()),
             Ok(_) | Err(_) => Err(no_answer()),
         }
+    }
+
+    fn write_request(&self, ask: &AdminRequest) -> Vec<u8> {
+        let json = serde_json::to_vec(ask).expect("requests have string keys");
+        if self.world().audits() {
+            let read: AdminRequest =
+                serde_json::from_slice(&json).expect("a request that nobody reads");
+            assert_eq!(serde_json::to_vec(&read).ok().as_ref(), Some(&json), "{ask:?}");
+        }
+        json
     }
 
     /// Asks every host the same, all at once: what came back, and the hosts that did not answer.
@@ -88,8 +93,10 @@ impl<W: World, S: Components> Node<W, S> {
         request: String,
         patience: Nanos,
     ) -> Result<String, CallError> {
+        assert!(patience > Nanos::ZERO, "host {host} has no time to answer");
+        assert!(host != self.0.config.host, "this host asks itself: {request}");
         let ask = AdminRequest::Manage { request };
-        let json = serde_json::to_vec(&ask).expect("requests have string keys");
+        let json = self.write_request(&ask);
         let deadline = self.world().now() + patience;
         let peers = self.0.objects.peers();
         let answer = match peers.call(host, Lane::Control, Request::Admin(json), deadline).await? {

@@ -16,7 +16,8 @@ const EVENTS_PER_REPLY: usize = 1000;
 impl<W: World, S: Components> Node<W, S> {
     /// Who answers what other hosts ask by [`Node::manage_at`].
     pub fn set_manager(&self, manager: Manager) {
-        *self.0.manager.borrow_mut() = Some(manager);
+        let before = self.0.manager.borrow_mut().replace(manager);
+        assert!(before.is_none(), "two answer for one host");
     }
 
     pub(crate) fn admin_handler(&self) -> AdminHandler {

@@ -130,12 +130,15 @@ impl<W: World, S: Components> Node<W, S> {
                 self.0.repairs.add(component, block / BLOCKS_PER_CHUNK);
                 return;
             }
-            StoreEvent::Failed(why) => {
+            StoreEvent::Failed { why, cause } => {
+                assert!(!why.is_empty(), "disk group {group} has failed for no reason");
                 let why = self.with_paths(group, &why);
                 let mut groups = self.0.groups.borrow_mut();
                 if let Some(g) = groups.iter_mut().find(|g| g.id == group && g.healthy) {
                     g.healthy = false;
                     g.failure.clone_from(&why);
+                    let before = self.0.failure_causes.borrow_mut().insert(group, cause);
+                    assert!(before.is_none(), "disk group {group} has failed before: {before:?}");
                 }
                 let in_use = groups.iter().any(|g| g.id == group && g.healthy);
                 assert!(!in_use, "disk group {group} has failed, and data is placed in it");

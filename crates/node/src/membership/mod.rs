@@ -2,6 +2,7 @@
 //! say of themselves.
 
 mod hosts;
+pub(crate) mod join;
 mod own_status;
 mod statuses;
 pub(crate) mod twin;

@@ -10,6 +10,7 @@ impl<W: World, S: Components> Node<W, S> {
     /// What this host says of itself.
     pub fn status(&self) -> HostStatus {
         let stores = self.0.objects.members().stores();
+        let causes = self.0.failure_causes.borrow();
         let now = self.world().now();
         let groups = stores.iter().map(|store| {
             let (space, counters) = (store.space(), store.counters());
@@ -24,6 +25,9 @@ impl<W: World, S: Components> Node<W, S> {
                 .find(|g| g.id == store.group())
                 .map(|g| g.failure.clone())
                 .unwrap_or_default();
+            let cause = causes.get(&store.group()).map(|&cause| cause.into());
+            let fails = !failure.is_empty();
+            assert_eq!(fails, cause.is_some(), "disk group {}: {failure:?}", store.group());
             let components = store.list();
             let unwritten = components.iter().map(|c| {
                 let bytes = u64::from(c.spec.blocks) * BLOCK;
@@ -39,6 +43,7 @@ impl<W: World, S: Components> Node<W, S> {
                 log_bytes: space.log_bytes,
                 log_fill: f64::from(space.log_fill) / 255.0,
                 failure,
+                cause,
                 checksum_errors: counters.checksum_errors,
                 device_errors: counters.device_errors,
                 ops_written: counters.ops_written,

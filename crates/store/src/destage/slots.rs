@@ -8,6 +8,7 @@ use crate::state::chunk::Pending;
 use crate::state::page_cache::Page;
 use atoll_format::chunk::NONE;
 use atoll_format::op::BlockState;
+use atoll_world::components::FailureCause;
 use atoll_world::{World, mutant};
 use std::rc::Rc;
 
@@ -66,7 +67,8 @@ pub(super) fn take_slots<W: World>(
         task.new_slot = state.capacity.take_slot(task.capacity, reserved);
         if task.new_slot.is_none() {
             drop(state_guard);
-            group.fail("no slot for data that was accepted: space accounting is wrong");
+            let why = "no slot for data that was accepted: space accounting is wrong";
+            group.fail(why, FailureCause::Broken);
             return Err(());
         }
     }

@@ -15,6 +15,7 @@ use crate::state::page_cache::Page;
 use atoll_format::checksum::crc_append;
 use atoll_format::chunk::{BlockEntry, CheckpointHead, NONE, PAGE_LEN, PageHead, encode_page};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
+use atoll_world::components::FailureCause;
 use atoll_world::{Buf, BufMut, Durability, World, mutant, sometimes};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -251,7 +252,7 @@ async fn write_copy<W: World>(
             let mut piece = BufMut::zeroed(len.next_multiple_of(BLOCK_LEN));
             piece[..len].copy_from_slice(part);
             if body_len + piece.len() as u64 > room {
-                group.fail("the checkpoint does not fit its region");
+                group.fail("the checkpoint does not fit its region", FailureCause::Broken);
                 return Err(());
             }
             let at = region.at + BLOCK + body_len;

@@ -339,6 +339,8 @@ struct Medium {
     /// How many more reads there fail; none: all.
     fail_reads_left: Option<u32>,
     fail_writes: bool,
+    /// What failed writes say instead of EIO.
+    refusal: Option<io::ErrorKind>,
     fail_flush: bool,
     hang: bool,
     /// Where a write does not end.
@@ -381,6 +383,10 @@ impl MemDisk {
     }
     pub fn fail_writes(&self) {
         self.medium.borrow_mut().fail_writes = true;
+    }
+    pub fn refuse_writes(&self, kind: io::ErrorKind) {
+        let mut medium = self.medium.borrow_mut();
+        (medium.fail_writes, medium.refusal) = (true, Some(kind));
     }
     pub fn fail_flush(&self) {
         self.medium.borrow_mut().fail_flush = true;
@@ -560,7 +566,7 @@ impl Disk for MemDisk {
         self.wait(if durability == Durability::Durable { 100 } else { 20 }).await?;
         let mut medium = self.medium.borrow_mut();
         if medium.fail_writes {
-            return Err(eio("write error"));
+            return Err(medium.refusal.map_or_else(|| eio("write error"), Into::into));
         }
         let write = medium.flying.remove(&id).expect("put in above");
         let medium = &mut *medium;

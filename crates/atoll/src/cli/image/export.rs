@@ -3,7 +3,7 @@
 use super::tool::{PARALLEL, copy, qemu_img};
 use super::{Copied, done, export_of, find, plain};
 use crate::cli::args::ImageFormat;
-use crate::cli::commands::segment;
+use crate::cli::commands::checked;
 use crate::cli::context::Context;
 use crate::cli::out::Run;
 use atoll_api::{Code, Problem};
@@ -25,8 +25,7 @@ pub struct Export {
 /// # Errors
 /// See the head of this file; the message names the file or the volume.
 pub async fn export(context: &Context, asked: Export) -> Run {
-    let path = format!("/volumes/{}", segment("volume", &asked.name)?);
-    let volume = find(context, &path).await?;
+    let volume = find(context, checked("volume", &asked.name)?).await?;
     let source = export_of(&asked.name, &volume.exports)?;
     let shown = asked.file.display();
     let cannot = |e: io::Error| Problem::new(Code::LocalFile, format!("{shown}: {e}"));

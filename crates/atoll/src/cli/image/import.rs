@@ -7,15 +7,14 @@ use super::look::{Image, look};
 use super::tool::{PARALLEL, copy, qemu_img};
 use super::{Copied, done, export_of, find, plain};
 use crate::cli::args::ImageFormat;
-use crate::cli::commands::segment;
+use crate::cli::commands::checked;
 use crate::cli::context::{Context, interrupted, or_interrupt};
 use crate::cli::out::{Failure, Run};
 use atoll_api::client::Call;
-use atoll_api::routes::PREFIX;
+use atoll_api::routes::Op;
 use atoll_api::types;
 use atoll_api::{Code, Problem};
 use atoll_format::units::{BLOCK, iec};
-use hyper::Method;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,20 +38,19 @@ pub struct Import {
 /// # Errors
 /// See the head of the module; the message names the image or the volume.
 pub async fn import(context: &Context, asked: Import) -> Run {
-    let path = format!("/volumes/{}", segment("volume", &asked.name)?);
+    let name = checked("volume", &asked.name)?;
     let work = look(&asked.file, asked.format);
     let image = or_interrupt(&context.interrupt, work).await.ok_or_else(|| interrupted(None))??;
     if let Some(note) = &image.note {
         context.out.note(note);
     }
-    let (volume, created) = match find(context, &path).await {
+    let (volume, created) = match find(context, name).await {
         Ok(volume) => (volume, false),
         Err(problem) if problem.code == Code::NotFound && !asked.existing => {
             let size_bytes = image.bytes.next_multiple_of(BLOCK);
             let name = asked.name.clone();
             let request = types::VolumeCreate { name, size_bytes, policy: asked.policy.clone() };
-            let dry = if context.globals.dry_run { "?dry_run=true" } else { "" };
-            let call = Call::of(Method::POST, format!("{PREFIX}/volumes{dry}")).json(&request);
+            let call = context.change(Call::to(Op::VolumeCreate, &[])).json(&request);
             let made = context.client.item::<types::Volume>(call).await?;
             (made.item, true)
         }
@@ -64,11 +62,10 @@ pub async fn import(context: &Context, asked: Import) -> Run {
         return Ok(());
     }
     // By its id from here on: the name may be another volume's by then.
-    let path = format!("{PREFIX}/volumes/{}", volume.id);
-    let copied = locked(context, &asked, &image, &path).await;
+    let copied = locked(context, &asked, &image, &volume.id).await;
     if copied.is_err() && created {
         let name = &asked.name;
-        match insist(context, &Call::of(Method::DELETE, path)).await {
+        match insist(context, &Call::to(Op::VolumeDelete, &[&volume.id])).await {
             Ok(()) => context.out.note(&format!("volume {name} was removed again")),
             Err(problem) => {
                 let why = problem.detail;
@@ -80,8 +77,8 @@ pub async fn import(context: &Context, asked: Import) -> Run {
 }
 
 /// Copies while the volume is locked for it.
-async fn locked(context: &Context, asked: &Import, image: &Image, path: &str) -> Run {
-    let lock = lock(context, asked, image, path).await?;
+async fn locked(context: &Context, asked: &Import, image: &Image, id: &str) -> Run {
+    let lock = lock(context, asked, image, id).await?;
     if context.globals.dry_run {
         let (name, file) = (&asked.name, asked.file.display());
         context.out.note(&format!("volume {name} can hold {file}"));
@@ -91,7 +88,7 @@ async fn locked(context: &Context, asked: &Import, image: &Image, path: &str) ->
     if copied.is_err() {
         context.out.note(&format!("volume {} holds a part of the image", asked.name));
     }
-    let unlock = Call::of(Method::DELETE, format!("{path}/lock?token={}", lock.token));
+    let unlock = Call::to(Op::VolumeUnlock, &[id]).query("token", &lock.token);
     if let Err(problem) = insist(context, &unlock).await {
         let (name, why) = (&asked.name, problem.detail);
         context.out.note(&format!("the lock of volume {name} could not be given back: {why}"));
@@ -105,16 +102,15 @@ async fn lock(
     context: &Context,
     asked: &Import,
     image: &Image,
-    path: &str,
+    id: &str,
 ) -> Result<types::VolumeLock, Failure> {
     let request = |replace| {
-        let dry = if context.globals.dry_run { "?dry_run=true" } else { "" };
         let wanted = types::VolumeLockRequest {
             purpose: types::LockPurpose::Import,
             replace,
             min_size_bytes: image.bytes,
         };
-        Call::of(Method::POST, format!("{path}/lock{dry}")).json(&wanted)
+        context.change(Call::to(Op::VolumeLock, &[id])).json(&wanted)
     };
     let sure = context.globals.yes || context.globals.dry_run;
     let locked = match context.client.item(request(sure)).await {

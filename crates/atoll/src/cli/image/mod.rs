@@ -21,7 +21,7 @@ use super::context::Context;
 use super::out::{Format, Run};
 use atoll_api::client::Call;
 use atoll_api::envelope::{Item, Named};
-use atoll_api::routes::PREFIX;
+use atoll_api::routes::Op;
 use atoll_api::types;
 use atoll_api::uri::{Nbd, Server};
 use atoll_api::{Code, Problem};
@@ -74,8 +74,8 @@ fn done(context: &Context, copied: Copied) -> Run {
     }
 }
 
-async fn find(context: &Context, path: &str) -> Result<types::Volume, Problem> {
-    let call = Call::get(format!("{PREFIX}{path}"));
+async fn find(context: &Context, name: &str) -> Result<types::Volume, Problem> {
+    let call = Call::to(Op::VolumeShow, &[name]);
     Ok(context.client.item::<types::Volume>(call).await?.item)
 }
 

@@ -1,0 +1,98 @@
+//! How a host comes into a cluster: the cluster is what the directory holds, and the first host
+//! that finds none there founds it.
+//!
+//! Invariants: a directory holds one cluster, however many hosts found it at once; a host goes no
+//! further under a name that another host has.
+
+use atoll_format::id::{ClusterId, HostId};
+use atoll_format::record::{
+    self, ClusterRecord, HostRecord, PROMISED_LIMIT_PERCENT, RECORD_VERSION, key,
+};
+use atoll_world::World;
+use atoll_world::directory::{
+    Compare, Directory, DirectoryError, KeyChange, Revision, Txn, TxnReply,
+};
+
+/// Seconds that a member may be absent before it is rebuilt elsewhere, in a new cluster.
+const REPAIR_DELAY_S: u32 = 3_600;
+/// Floor of the resync rate of a new cluster, bytes per second and host.
+const RESYNC_FLOOR: u64 = 16 << 20;
+
+/// Why a host cannot come into the cluster.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The directory gives no answer: later it may.
+    #[error("{0}")]
+    Directory(DirectoryError),
+    /// What the directory holds cannot be read; a sentence.
+    #[error("{0}")]
+    Unreadable(String),
+    /// Another host has the name.
+    #[error("host name {name} is taken by host {host}")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        host: HostId,
+    },
+}
+
+impl From<DirectoryError> for JoinError {
+    fn from(error: DirectoryError) -> Self {
+        Self::Directory(error)
+    }
+}
+
+/// The cluster of the directory, and whether this call has founded it.
+///
+/// # Errors
+/// [`JoinError::Directory`]: it may have been founded all the same. [`JoinError::Unreadable`].
+pub async fn find_or_found<W: World>(world: &W) -> Result<(ClusterRecord, bool), JoinError> {
+    let directory = world.directory();
+    let read = |bytes: &[u8]| -> Result<ClusterRecord, JoinError> {
+        record::decode(key::CLUSTER, bytes).map_err(JoinError::Unreadable)
+    };
+    if let Some(entry) = directory.get(key::CLUSTER).await? {
+        return Ok((read(&entry.value)?, false));
+    }
+    let cluster = ClusterRecord {
+        version: RECORD_VERSION,
+        id: ClusterId(world.random()),
+        name: "atoll".into(),
+        repair_delay_s: REPAIR_DELAY_S,
+        resync_floor_bytes: RESYNC_FLOOR,
+        promised_limit_percent: PROMISED_LIMIT_PERCENT,
+    };
+    let absent = Compare { key: key::CLUSTER.into(), modified: Revision(0) };
+    let changes = vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))];
+    match directory.txn(Txn { compares: vec![absent], changes }).await? {
+        TxnReply::Done(_) => Ok((cluster, true)),
+        TxnReply::Conflict(found) => {
+            let entry = found.into_iter().find_map(|(_, entry)| entry);
+            let gone = || JoinError::Unreadable("the cluster record was there, and is gone".into());
+            let found = read(&entry.ok_or_else(gone)?.value)?;
+            assert!(found.id != cluster.id, "cluster {} is founded twice", found.id);
+            Ok((found, false))
+        }
+    }
+}
+
+/// Whether a host may have that name: no other host has it.
+///
+/// # Errors
+/// See [`JoinError`].
+pub async fn check_host_name<W: World>(
+    world: &W,
+    host: HostId,
+    name: &str,
+) -> Result<(), JoinError> {
+    assert!(!name.is_empty(), "host {host} has no name");
+    for entry in world.directory().list(key::HOSTS).await?.entries {
+        let other: HostRecord =
+            record::decode(&entry.key, &entry.value).map_err(JoinError::Unreadable)?;
+        if other.name == name && other.id != host {
+            return Err(JoinError::NameTaken { name: other.name, host: other.id });
+        }
+    }
+    Ok(())
+}
