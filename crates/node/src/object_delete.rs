@@ -101,7 +101,8 @@ impl<W: World, S: Components> Node<W, S> {
             let request = Request::Delete { component: member.component, epoch: record.epoch };
             let deadline = self.world().now() + Nanos::from_secs(3);
             let peers = self.0.objects.peers();
-            let reply = peers.call(member.host, Lane::Control, request, deadline).await;
+            let at = self.0.objects.addr_of(member.host, member.group);
+            let reply = peers.call(at, Lane::Control, request, deadline).await;
             match reply {
                 Ok(Reply::Done) => {}
                 _ if lost => {}

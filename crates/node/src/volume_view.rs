@@ -4,7 +4,7 @@ use crate::admin::message::{AdminReply, AdminRequest};
 use crate::error::ManageError;
 use crate::node::Node;
 use crate::status::ObjectStatus;
-use atoll_format::id::{ComponentId, HostId, ObjectId};
+use atoll_format::id::{Addr, ComponentId, HostId, ObjectId};
 use atoll_format::record::{self, LegRecord, ObjectRecord, VolumeRecord, key};
 use atoll_object::placement::{self, Explanation};
 use atoll_world::directory::{Directory, Revision};
@@ -146,8 +146,8 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(PlacementView { volume, explanation })
     }
 
-    /// The host that owns the volume: if it has no living owner, this one becomes it.
-    pub(crate) async fn owned_by(&self, name: &str, id: ObjectId) -> Result<HostId, ManageError> {
+    /// Where the owner of the volume is: if it has no living owner, this host becomes it.
+    pub(crate) async fn owned_by(&self, name: &str, id: ObjectId) -> Result<Addr, ManageError> {
         let until = self.world().now() + OWNER_WAIT;
         loop {
             match self.0.objects.adopt(id).await {
@@ -158,7 +158,7 @@ impl<W: World, S: Components> Node<W, S> {
             }
         }
         let owner = self.volume(name).await?.record.owner;
-        owner.map(|o| o.host).ok_or_else(|| ManageError::Failed("the volume has no owner".into()))
+        owner.map(|o| o.addr()).ok_or_else(|| ManageError::Failed("the volume has no owner".into()))
     }
 
     /// Asks the owner of an object, whoever that is by now.
@@ -170,8 +170,8 @@ impl<W: World, S: Components> Node<W, S> {
     ) -> Result<AdminReply, ManageError> {
         let until = self.world().now() + OWNER_WAIT;
         loop {
-            let host = self.owned_by(name, id).await?;
-            match self.ask(host, ask()).await? {
+            let at = self.owned_by(name, id).await?;
+            match self.ask(at, ask()).await? {
                 AdminReply::NotOwner if self.world().now() < until => {
                     sometimes!("manage.owner_has_changed");
                     self.world().sleep(Nanos::from_ms(100)).await;

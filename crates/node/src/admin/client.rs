@@ -3,7 +3,7 @@
 use crate::admin::message::{ADMIN_DEADLINE, AdminReply, AdminRequest};
 use crate::error::ManageError;
 use crate::node::Node;
-use atoll_format::id::HostId;
+use atoll_format::id::{Addr, HostId};
 use atoll_object::message::{Reply, Request};
 use atoll_transport::CallError;
 use atoll_world::{Components, Lane, Nanos, World};
@@ -19,26 +19,28 @@ impl<W: World, S: Components> Node<W, S> {
     /// have done it. [`ManageError::Failed`]: it says why not.
     pub(crate) async fn ask(
         &self,
-        host: HostId,
+        at: impl Into<Addr>,
         ask: AdminRequest,
     ) -> Result<AdminReply, ManageError> {
-        self.ask_within(host, ask, ADMIN_DEADLINE).await
+        self.ask_within(at, ask, ADMIN_DEADLINE).await
     }
 
     /// Asks a host (this one too), and waits no longer than `wait`.
     pub(crate) async fn ask_within(
         &self,
-        host: HostId,
+        at: impl Into<Addr>,
         ask: AdminRequest,
         wait: Nanos,
     ) -> Result<AdminReply, ManageError> {
+        let at = at.into();
+        let host = at.host;
         assert!(Nanos::ZERO < wait && wait <= ADMIN_DEADLINE, "host {host} has {wait} to answer");
         let json = self.write_request(&ask);
         let deadline = self.world().now() + wait;
         let peers = self.0.objects.peers();
         let unreachable = || ManageError::Unreachable(self.host_name(host));
         let no_answer = || ManageError::NoAnswer(self.host_name(host));
-        match peers.call(host, Lane::Control, Request::Admin(json), deadline).await {
+        match peers.call(at, Lane::Control, Request::Admin(json), deadline).await {
             Ok(Reply::Admin(json)) => match serde_json::from_slice(&json) {
                 Ok(AdminReply::Failed { why }) => Err(ManageError::Failed(why)),
                 Ok(answer) => Ok(answer),

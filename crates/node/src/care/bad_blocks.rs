@@ -73,7 +73,7 @@ impl<W: World, S: Components> Node<W, S> {
         let Ok(Some((record, _))) = self.object_record(object).await else { return };
         let Some(owner) = record.owner else { return };
         sometimes!("care.bad_block_told_to_owner");
-        let _ = self.ask(owner.host, AdminRequest::BadBlock { object, component, block }).await;
+        let _ = self.ask(owner.addr(), AdminRequest::BadBlock { object, component, block }).await;
     }
 
     async fn owner_is_alive(&self, object: ObjectId) -> bool {

@@ -291,7 +291,8 @@ impl<W: World, S: Components> Node<W, S> {
             let deadline = self.world().now() + CREATE_DEADLINE;
             let peers = self.0.objects.peers();
             let name = self.host_name(host);
-            match peers.call(host, Lane::Control, request, deadline).await {
+            let at = self.0.objects.addr_of(host, group);
+            match peers.call(at, Lane::Control, request, deadline).await {
                 Ok(Reply::Done) => {}
                 Ok(Reply::Failed(StoreError::Full)) => {
                     let error = format!("the disk group on host {name} is full");

@@ -124,7 +124,7 @@ impl<W: World, S: Components> Node<W, S> {
             return Ok(());
         };
         match self.owned_by(&view.name, id).await {
-            Ok(host) if host != owner => Ok(()),
+            Ok(at) if at.host != owner => Ok(()),
             Ok(_) => Err(doubt(owner, "it owns the volume".into())),
             Err(error) => Err(doubt(owner, format!("it owns the volume, and {error}"))),
         }

@@ -24,7 +24,7 @@ use crate::member::Members;
 use crate::message::{Reply, Request};
 use crate::owner::{OwnedObject, Owner, ResizeError};
 use crate::placement::HostView;
-use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, ObjectId};
+use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, HostId, ObjectId};
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::directory::Compare;
 use atoll_world::sync::Notify;
@@ -175,6 +175,11 @@ impl<W: World, S: Components> HostObjects<W, S> {
             owner.on_inventory(room);
         }
         self.0.ctx.set_inventory(hosts, used);
+    }
+
+    /// Where a disk group of a host is asked, as far as is known.
+    pub fn addr_of(&self, host: HostId, group: GroupId) -> Addr {
+        self.0.ctx.addr_of((host, group))
     }
 
     /// See [`set_inventory`](Self::set_inventory).
