@@ -50,7 +50,7 @@ pub struct GroupStatus {
     /// Empty unless it has failed.
     pub failure: String,
     /// What kind of failure; none if it has not failed, or the host is too old to say.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<FailureKind>,
     /// Checksums that did not match since the host started.
     pub checksum_errors: u64,

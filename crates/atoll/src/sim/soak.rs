@@ -314,6 +314,7 @@ async fn job(program: PathBuf, soak: Arc<Mutex<Soak>>) -> Result<(), Problem> {
         let Some(seed) = next else { return Ok(()) };
         let answer = worker.ask(seed).await.unwrap_or_else(|why| SeedResult {
             seed,
+            is_last: true,
             violations: vec![format!("the program died, {why}")],
             faults: Vec::new(),
             cells: Vec::new(),
@@ -322,10 +323,8 @@ async fn job(program: PathBuf, soak: Arc<Mutex<Soak>>) -> Result<(), Problem> {
             polls: 0,
             reached: Vec::new(),
         });
-        let panicked = answer.violations.iter().any(|v| v.starts_with("panic"));
-        let died = answer.violations.iter().any(|v| v.starts_with("the program died"));
         soak.lock().expect(POISON).ended(&answer);
-        if panicked || died {
+        if answer.is_last {
             worker = start()?;
         }
     }
@@ -512,6 +511,7 @@ mod tests {
     fn answer(seed: u64, reached: &[&str], violations: &[&str]) -> SeedResult {
         SeedResult {
             seed,
+            is_last: false,
             violations: violations.iter().map(|v| (*v).to_owned()).collect(),
             faults: vec![2, 3],
             cells: vec![1, 4],

@@ -13,6 +13,8 @@ use std::io::{BufRead, Write};
 #[serde(deny_unknown_fields)]
 pub(super) struct SeedResult {
     pub(super) seed: u64,
+    /// A panic: the worker has ended with it.
+    pub(super) is_last: bool,
     pub(super) violations: Vec<String>,
     /// Effects by kind of fault, in their order.
     pub(super) faults: Vec<u64>,
@@ -31,6 +33,7 @@ fn answer(outcome: &Outcome) -> SeedResult {
     reached.extend(outcome.marks.iter().map(|name| format!("mark {name}")));
     SeedResult {
         seed: outcome.seed,
+        is_last: false,
         violations: outcome.violations.clone(),
         faults: outcome.faults.clone(),
         cells: outcome.cells.clone(),
@@ -51,7 +54,7 @@ pub(super) fn run() -> Run {
     for line in std::io::stdin().lock().lines() {
         let Some(seed) = line.ok().and_then(|l| l.trim().parse().ok()) else { break };
         let outcome = one_or(seed, &Options::default(), move |outcome| {
-            let _ = say(&answer(outcome));
+            let _ = say(&SeedResult { is_last: true, ..answer(outcome) });
             std::process::exit(1);
         });
         // Whoever asked has gone.
