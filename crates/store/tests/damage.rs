@@ -818,6 +818,45 @@ fn batches_that_an_opening_cut_off_do_not_come_back_behind_its_own() {
     assert_eq!(read, Ok(vec![100]));
 }
 
+/// A read of the log that brings what lies elsewhere must not end the log: what is behind it was
+/// acknowledged, and what the store writes next would come under the same generation.
+#[test]
+fn a_read_of_another_place_does_not_end_the_log() {
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    let writes = 6u64;
+    let ids = |i: u64| (0..16).map(|n| i * 100 + n).collect::<Vec<u64>>();
+    m.world.run(async {
+        make(&store, 1, 600).await.expect("made");
+        for i in 1..=writes {
+            store.append(ID, FIRST, write_op(i, 16 * i as u32, &ids(i))).await.expect("written");
+        }
+    });
+    let full = m.crash(&mut Rng(0)).remove(0);
+    let (at, len) = region(&full, RegionKind::Log);
+    let block_of = |id: u64| full.used().find(|b| full.get(*b)[..] == content(id)[..]);
+    let begins = |i: u64| block_of(i * 100).expect("in the log") * 4096 - 4096;
+    // All of it, its end from each batch on, each batch alone, and the data of each alone.
+    let mut parts = vec![(at, len)];
+    for i in 1..=writes {
+        parts.extend([(begins(i), at + len - begins(i)), (begins(i), 17 * 4096)]);
+    }
+    parts.push((begins(writes) + 4096, 16 * 4096));
+    for (from, len) in parts {
+        let m = Machine::new(2, std::slice::from_ref(&full));
+        m.disks[0].hide_once(from, len);
+        let store = m.store();
+        assert!(!m.disks[0].hides(), "{from}+{len} was read");
+        let status = store.status(ID).expect("there");
+        assert!(!status.doubtful, "{from}+{len}: {:?}", store.take_events());
+        assert_eq!(status.promise.newest, Seq(writes), "{from}+{len}");
+        for i in 1..=writes {
+            let read = m.world.run(versions(&store, 1, 16 * i as u32, 16)).expect("runs");
+            assert_eq!(read, Ok(ids(i)), "write {i} after a wrong read of {from}+{len}");
+        }
+    }
+}
+
 #[test]
 fn a_page_that_is_not_given_for_a_moment_is_not_written_down_as_damaged() {
     let rest = |times: u32| {

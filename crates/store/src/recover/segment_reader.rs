@@ -9,6 +9,12 @@ use atoll_world::{Buf, BufMut, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+/// So much is read at once.
+const PIECE: u64 = 1 << 20;
+/// How often what was read of a segment's end is doubted: a device that brings something else each
+/// time does not keep a host from starting.
+pub(super) const LOOKS_MAX: u32 = 3;
+
 /// The bytes of one segment, a MiB at a time; what cannot be read is zeros.
 pub(super) struct SegmentReader<'a, W: World> {
     device: &'a Device<W>,
@@ -30,7 +36,6 @@ impl<'a, W: World> SegmentReader<'a, W> {
     }
 
     pub(super) async fn bytes(&mut self, at: u64, len: usize) -> Result<Vec<u8>, OpenError> {
-        const PIECE: u64 = 1 << 20;
         let mut out = Vec::with_capacity(len);
         let mut pos = at;
         while out.len() < len && pos < self.end {
@@ -57,6 +62,27 @@ impl<'a, W: World> SegmentReader<'a, W> {
         }
         out.resize(len, 0);
         Ok(out)
+    }
+
+    /// Whether a batch that may follow begins at `at` after all: the block is read once more. A
+    /// read may bring what lies elsewhere, and hide every batch of a piece; what was read of the
+    /// segment from there on is then forgotten.
+    pub(super) async fn has_more_at(
+        &mut self,
+        at: u64,
+        may_follow: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool, OpenError> {
+        if at + BLOCK > self.end {
+            return Ok(false);
+        }
+        let Some(again) = read(self.device, at, BLOCK).await? else { return Ok(false) };
+        if !may_follow(&again) || self.bytes(at, BLOCK_LEN).await?[..] == again[..] {
+            return Ok(false);
+        }
+        let piece = (at - self.start) / PIECE;
+        _ = self.pieces.split_off(&piece);
+        _ = self.unreadable.split_off(&(self.start + piece * PIECE));
+        Ok(true)
     }
 
     /// Block by block, because a larger read failed.

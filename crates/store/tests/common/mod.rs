@@ -338,6 +338,8 @@ struct Medium {
     fail_reads: Option<(u64, u64)>,
     /// How many more reads there fail; none: all.
     fail_reads_left: Option<u32>,
+    /// The next read of more than a block brings zeros there.
+    hidden: Option<(u64, u64)>,
     fail_writes: bool,
     /// What failed writes say instead of EIO.
     refusal: Option<io::ErrorKind>,
@@ -380,6 +382,14 @@ impl MemDisk {
     pub fn fail_reads_for(&self, at: u64, len: u64, times: u32) {
         self.fail_reads(at, len);
         self.medium.borrow_mut().fail_reads_left = Some(times);
+    }
+    /// The next read of more than a block that overlaps this brings zeros there, and no error.
+    pub fn hide_once(&self, at: u64, len: u64) {
+        self.medium.borrow_mut().hidden = Some((at, at + len));
+    }
+    /// Whether such a read is still to come.
+    pub fn hides(&self) -> bool {
+        self.medium.borrow().hidden.is_some()
     }
     pub fn fail_writes(&self) {
         self.medium.borrow_mut().fail_writes = true;
@@ -524,6 +534,13 @@ impl Disk for MemDisk {
         for (block, bytes) in blocks {
             let to = (block - first) as usize * BLOCK;
             out[to..to + BLOCK].copy_from_slice(&**bytes);
+        }
+        if let Some((from, to)) = medium.hidden
+            && (at < to && from < at + u64::from(len) && len as usize > BLOCK)
+        {
+            medium.hidden = None;
+            let inside = from.max(at) - at..(to - at).min(u64::from(len));
+            out[inside.start as usize..inside.end as usize].fill(0);
         }
         Ok(out.freeze())
     }
