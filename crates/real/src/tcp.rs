@@ -21,6 +21,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// A connection to a peer.
@@ -223,6 +224,23 @@ impl Outgoing {
     }
 }
 
+/// One read. What came did not fill `into`: there is nothing more, and no second system call asks.
+fn read_some(from: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    let len = into.len();
+    let mut read = Err(io::ErrorKind::WouldBlock.into());
+    let _ = from.try_io(Interest::READABLE, || {
+        read = rustix::io::read(from, into).map_err(io::Error::from);
+        match &read {
+            Ok(n) if *n > 0 && *n < len => Err(io::ErrorKind::WouldBlock.into()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            _ => Ok(()),
+        }
+    });
+    read
+}
+
 /// What has been read and not been taken.
 struct Incoming {
     /// The stream; the bytes of `start..end` are unread. Pages that are never reached cost nothing.
@@ -267,7 +285,7 @@ impl Incoming {
                 None => (&mut self.buffer[self.end..], &mut self.end),
             };
             ready!(from.poll_read_ready(cx))?;
-            match from.try_read(into) {
+            match read_some(from, into) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 Ok(n) => *count += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
