@@ -117,6 +117,21 @@ pub struct EventsKept {
     pub sink: Rc<dyn EventSink>,
 }
 
+impl EventsKept {
+    /// Of a shard whose events shard 0 keeps.
+    pub(crate) fn by_another() -> Self {
+        Self { events: Vec::new(), sink: Rc::new(ByAnother) }
+    }
+}
+
+struct ByAnother;
+
+impl EventSink for ByAnother {
+    fn keep(&self, event: &NodeEvent) {
+        panic!("an event of a shard that keeps none: {}", event.message);
+    }
+}
+
 impl NodeEvent {
     /// Microseconds since 1970; the last digits tell those of one millisecond apart.
     pub fn id(&self) -> u64 {

@@ -7,10 +7,11 @@
 //! runs is published once; a volume counts as open as long as it has a client.
 
 use crate::event_log::{About, EventLog, EventMark, EventsKept, HostEvents, NodeEvent, Severity};
+use crate::host_board::{HostBoard, Noted};
 use crate::repair_queue::RepairQueue;
 use crate::status::HostStatus;
 use crate::volume_lock::table::{Import, LockTable};
-use atoll_format::id::{ClusterId, ComponentId, GroupId, HostId, Incarnation, ObjectId};
+use atoll_format::id::{Addr, ClusterId, ComponentId, GroupId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{GroupRecord, HostRecord, LockPurpose};
 use atoll_object::HostObjects;
 use atoll_world::components::FailureCause;
@@ -62,13 +63,25 @@ impl<W: World, S: Components> Clone for Node<W, S> {
     }
 }
 
-/// What all tasks of a host share.
+/// Which shard of its host a node is.
+#[derive(Clone)]
+pub(crate) struct ShardPlace {
+    /// Its number; shard 0 speaks for the host.
+    pub shard: u8,
+    /// How many there are.
+    pub shards: u8,
+    /// Where they tell each other about themselves.
+    pub board: HostBoard,
+}
+
+/// What all tasks of a shard share.
 pub(crate) struct NodeState<W: World, S: Components> {
     pub world: W,
     pub config: NodeConfig,
+    pub place: ShardPlace,
     pub incarnation: Incarnation,
     pub objects: HostObjects<W, S>,
-    /// This host's disk groups, as published.
+    /// This shard's disk groups, as published.
     pub groups: RefCell<Vec<GroupRecord>>,
     /// What took those of them out of use that have failed.
     pub failure_causes: RefCell<BTreeMap<GroupId, FailureCause>>,
@@ -109,6 +122,7 @@ impl<W: World, S: Components> NodeState<W, S> {
     pub(crate) fn new(
         world: W,
         config: NodeConfig,
+        place: ShardPlace,
         incarnation: Incarnation,
         objects: HostObjects<W, S>,
         groups: Vec<GroupRecord>,
@@ -116,6 +130,7 @@ impl<W: World, S: Components> NodeState<W, S> {
     ) -> Self {
         Self {
             world,
+            place,
             events: EventLog::new(config.host, incarnation, kept),
             config,
             incarnation,
@@ -161,6 +176,17 @@ impl<W: World, S: Components> Node<W, S> {
         &self.0.world
     }
 
+    /// Whether this is the shard that speaks for its host.
+    pub(crate) fn is_first_shard(&self) -> bool {
+        self.0.place.shard == 0
+    }
+
+    /// The other shards of this host.
+    pub(crate) fn siblings(&self) -> impl Iterator<Item = Addr> + use<W, S> {
+        let (host, own) = (self.0.config.host, self.0.place.shard);
+        (0..self.0.place.shards).filter(move |&s| s != own).map(move |shard| Addr { host, shard })
+    }
+
     /// Records an event of this host.
     pub fn note(
         &self,
@@ -180,9 +206,14 @@ impl<W: World, S: Components> Node<W, S> {
         about: About,
         message: impl Into<String>,
     ) {
+        let message = message.into();
+        if !self.is_first_shard() {
+            let kind = kind.to_owned();
+            return self.0.place.board.note(Noted { severity, kind, about, message });
+        }
         let volume = about.object.and_then(|id| self.0.volume_names.borrow().get(&id).cloned());
         let (at_ms, volume) = (self.world().unix_ms(), volume.unwrap_or_default());
-        self.0.events.push(at_ms, severity, kind, volume, about, message.into());
+        self.0.events.push(at_ms, severity, kind, volume, about, message);
         self.audit();
         self.0.events.wake_readers();
     }

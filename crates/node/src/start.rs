@@ -1,39 +1,98 @@
 //! The life of a host: its tasks begin, and it stops.
 
 use crate::event_log::EventsKept;
+use crate::host_board::HostBoard;
 use crate::membership::twin;
-use crate::node::{Node, NodeConfig, NodeState};
+use crate::node::{Node, NodeConfig, NodeState, ShardPlace};
 use atoll_format::id::Incarnation;
 use atoll_format::record::GroupRecord;
 use atoll_object::{HostComponents, HostObjects};
+use atoll_transport::Identity;
 use atoll_world::{Components, World};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+/// What the other shards of a host are started with, on their threads.
+#[derive(Clone)]
+pub struct FirstShard {
+    config: NodeConfig,
+    incarnation: Incarnation,
+    of_host: HostComponents,
+    shards: u8,
+    board: HostBoard,
+}
+
 impl<W: World, S: Components> Node<W, S> {
-    /// Starts the host: its members serve, its record is published, its cluster is watched.
-    /// `kept`: its events of earlier lives, and where those of this one go.
+    /// Starts a host of one shard: its members serve, its record is published, its cluster is
+    /// watched. `kept`: its events of earlier lives, and where those of this one go.
     pub fn start(
         world: W,
         config: NodeConfig,
         groups: Vec<(S, GroupRecord)>,
         kept: EventsKept,
     ) -> Self {
+        Self::start_first(world, config, 1, groups, kept).0
+    }
+
+    /// Starts shard 0 of a host of so many. Its record is published when the others have started.
+    pub fn start_first(
+        world: W,
+        config: NodeConfig,
+        shards: u8,
+        groups: Vec<(S, GroupRecord)>,
+        kept: EventsKept,
+    ) -> (Self, FirstShard) {
         let incarnation = Incarnation(world.random());
-        let identity = twin::identity(&config, incarnation);
-        let ids: BTreeSet<_> = groups.iter().map(|(_, record)| record.id).collect();
-        assert_eq!(ids.len(), groups.len(), "a disk group is started twice: {ids:?}");
-        let (stores, groups): (Vec<S>, Vec<GroupRecord>) = groups.into_iter().unzip();
-        let objects = HostObjects::start(world.clone(), identity, stores, HostComponents::of(1));
-        let state = NodeState::new(world.clone(), config, incarnation, objects, groups, kept);
-        let node = Self(Rc::new(state));
-        node.0.objects.set_admin(node.admin_handler());
+        let of_host = HostComponents::of(shards);
+        let board = HostBoard::default();
+        let first = FirstShard { config, incarnation, of_host, shards, board };
+        let node = Self::begin(world.clone(), &first, 0, groups, kept);
         world.spawn(node.clone().publish());
         world.spawn(node.clone().watch_hosts());
         world.spawn(node.clone().poll_statuses());
         world.spawn(node.clone().take_events());
         world.spawn(node.clone().care_for_objects());
         world.spawn(node.clone().reap());
+        if shards > 1 {
+            world.spawn(node.clone().look_after_shards());
+        }
+        (node, first)
+    }
+
+    /// Starts another shard of the host whose shard 0 was started.
+    pub fn start_shard(
+        world: W,
+        first: &FirstShard,
+        shard: u8,
+        groups: Vec<(S, GroupRecord)>,
+    ) -> Self {
+        assert!(0 < shard && shard < first.shards, "shard {shard} of {}", first.shards);
+        let node = Self::begin(world.clone(), first, shard, groups, EventsKept::by_another());
+        world.spawn(node.clone().watch_hosts());
+        world.spawn(node.clone().follow_first_shard());
+        world.spawn(node.clone().take_events());
+        world.spawn(node.clone().reap_in_shard());
+        node
+    }
+
+    fn begin(
+        world: W,
+        first: &FirstShard,
+        shard: u8,
+        groups: Vec<(S, GroupRecord)>,
+        kept: EventsKept,
+    ) -> Self {
+        let FirstShard { config, incarnation, of_host, shards, board } = first.clone();
+        let identity = Identity { shard, shards, ..twin::identity(&config, incarnation) };
+        let ids: BTreeSet<_> = groups.iter().map(|(_, record)| record.id).collect();
+        assert_eq!(ids.len(), groups.len(), "a disk group is started twice: {ids:?}");
+        let of_shard = |(store, record)| (store, GroupRecord { shard, ..record });
+        let (stores, groups): (Vec<S>, Vec<GroupRecord>) = groups.into_iter().map(of_shard).unzip();
+        let objects = HostObjects::start(world.clone(), identity, stores, of_host);
+        let place = ShardPlace { shard, shards, board };
+        let state = NodeState::new(world, config, place, incarnation, objects, groups, kept);
+        let node = Self(Rc::new(state));
+        node.0.objects.set_admin(node.admin_handler());
         node
     }
 
@@ -42,16 +101,18 @@ impl<W: World, S: Components> Node<W, S> {
         let is_there = self.0.groups.borrow().iter().any(|group| group.id == record.id);
         assert!(!is_there, "disk group {} is started twice", record.id);
         self.0.objects.members().add_store(store);
+        let record = GroupRecord { shard: self.0.place.shard, ..record };
         self.0.groups.borrow_mut().push(record);
         self.0.publish_now.notify_all();
     }
 
-    /// Hands over what this host owns, then stops serving. The caller ends the tasks.
+    /// Hands over what this shard owns, then stops serving. The caller ends the tasks, and stops
+    /// shard 0 last.
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.objects.release_all().await;
         // The front ends have ended before: it is true.
-        if self.0.open_volumes.borrow().is_empty() {
+        if self.is_first_shard() && self.0.open_volumes.borrow().is_empty() {
             self.say_farewell().await;
         }
         self.0.objects.peers().stop();

@@ -21,6 +21,19 @@ pub(crate) trait Protocol: Service<Request = Request, Reply = Reply> {}
 
 impl<T: Service<Request = Request, Reply = Reply>> Protocol for T {}
 
+/// What an administrator has set, for the owners of one host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Seconds that a member may be away before it is rebuilt elsewhere.
+    pub repair_delay_s: u32,
+    /// Nothing is resynced.
+    pub resync_paused: bool,
+    /// Bytes per second; 0: as fast as guests allow.
+    pub resync_limit: u64,
+    /// Bytes per second that a resync reaches however busy guests are; 0: none.
+    pub resync_floor: u64,
+}
+
 /// What is shared on one host.
 pub(crate) struct Ctx<W: World, P: Protocol> {
     pub world: W,
@@ -100,6 +113,11 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let shards = self.shards.borrow();
         let shard = shards.get(&group).filter(|(of, _)| *of == host).map_or(0, |&(_, shard)| shard);
         Addr { host, shard }
+    }
+    /// That shard runs a disk group, as another one has said; until the hosts' records are seen
+    /// the next time.
+    pub fn is_on_shard(&self, (host, group): (HostId, GroupId), shard: u8) {
+        self.shards.borrow_mut().insert(group, (host, shard));
     }
     /// Whether a call to that disk group has a chance.
     pub fn is_reachable(&self, at: (HostId, GroupId)) -> bool {

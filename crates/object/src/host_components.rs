@@ -5,6 +5,7 @@
 //! changed when a component comes or goes: never on the way of an operation.
 
 use atoll_format::id::ComponentId;
+use atoll_world::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -70,19 +71,27 @@ impl HostComponents {
         }
     }
 
-    /// Whether a component that a shard does not have may be on this host nevertheless: on another
-    /// shard, or on a disk that is not open.
-    pub fn may_have(&self, shard: u8, id: ComponentId) -> bool {
+    /// What a shard answers that does not have a component: which other shard does, or may; or
+    /// that it is lost.
+    pub fn instead(&self, shard: u8, id: ComponentId) -> StoreError {
         let table = self.table();
-        let all_opened = table.opened.len() == usize::from(table.shards);
-        let is_elsewhere = table.components.get(&id).is_some_and(|&has| has != shard);
-        !all_opened || !table.lack_disks.is_empty() || is_elsewhere
+        let elsewhere = table.components.get(&id).filter(|&&has| has != shard);
+        if let Some(&shard) = elsewhere {
+            return StoreError::OnShard { id, shard: shard.into() };
+        }
+        if table.opened.len() < usize::from(table.shards) {
+            return StoreError::Starting(id);
+        }
+        match table.lack_disks.is_empty() {
+            true => StoreError::NoComponent(id),
+            false => StoreError::NotOpen(id),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ComponentId, HostComponents};
+    use super::{ComponentId, HostComponents, StoreError};
 
     #[test]
     fn only_what_no_shard_can_have_is_not_here() {
@@ -90,17 +99,19 @@ mod tests {
         let (a, b) = (ComponentId(1), ComponentId(2));
         host.enter(0, a);
         host.opened(0);
-        assert!(host.may_have(0, b), "shard 1 has not opened its disks");
+        assert_eq!(host.instead(0, b), StoreError::Starting(b));
+        assert_eq!(host.instead(1, a), StoreError::OnShard { id: a, shard: 0 });
         host.opened(1);
-        assert!(!host.may_have(0, b) && !host.may_have(1, b));
-        assert!(host.may_have(1, a), "it is on shard 0");
+        assert_eq!(host.instead(0, b), StoreError::NoComponent(b));
+        assert_eq!(host.instead(1, b), StoreError::NoComponent(b));
         host.set_lacks_disks(1, true);
-        assert!(host.may_have(0, b), "it may be on a disk of shard 1");
+        assert_eq!(host.instead(0, b), StoreError::NotOpen(b));
         host.set_lacks_disks(1, false);
         host.enter(1, b);
         host.leave(0, b);
-        assert!(host.may_have(0, b), "only who has it can lose it");
+        let there = StoreError::OnShard { id: b, shard: 1 };
+        assert_eq!(host.instead(0, b), there, "only who has it can lose it");
         host.leave(1, b);
-        assert!(!host.may_have(0, b));
+        assert_eq!(host.instead(0, b), StoreError::NoComponent(b));
     }
 }

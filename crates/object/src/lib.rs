@@ -37,6 +37,7 @@ mod record_rules;
 mod takeover;
 
 pub use client::ObjectVolume;
+pub use ctx::Settings;
 pub use events::Event;
 pub use host_components::HostComponents;
 pub use host_objects::{AdminHandler, HostObjects, HostService};

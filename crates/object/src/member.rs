@@ -136,10 +136,7 @@ impl<W: World, S: Components> Members<W, S> {
     fn store(&self, id: ComponentId) -> Result<S, StoreError> {
         let index = self.0.index.borrow();
         let found = index.get(&id).map(|(store, _)| store.clone());
-        found.ok_or_else(|| match self.0.of_host.may_have(self.0.shard, id) {
-            true => StoreError::NotOpen(id),
-            false => StoreError::NoComponent(id),
-        })
+        found.ok_or_else(|| self.0.of_host.instead(self.0.shard, id))
     }
 
     /// The store of a component to which a session is open.

@@ -17,7 +17,7 @@ use atoll_transport::CallError;
 use atoll_world::components::{
     ComponentOp, ComponentSpec, ComponentStatus, Copy, ReadBlocks, SetTickets,
 };
-use atoll_world::{Lane, Nanos, StoreError, World};
+use atoll_world::{Lane, Nanos, StoreError, World, sometimes};
 use futures_util::FutureExt;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -113,9 +113,21 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         until: Nanos,
         accept: F,
     ) -> impl Future<Output = Result<T, MemberError>> + 'static + use<W, P, T, F> {
-        let epoch = self.epoch;
+        let (epoch, ctx) = (self.epoch, self.ctx.clone());
         self.ctx.peers.call(self.ctx.addr_of(at), lane, request, until).map(
             move |reply| match reply {
+                // Nothing was done; whoever asks again asks there.
+                Ok(Reply::Failed(StoreError::OnShard { shard, .. })) => {
+                    sometimes!("member_client.asks_another_shard");
+                    if let Ok(shard) = u8::try_from(shard) {
+                        ctx.is_on_shard(at, shard);
+                    }
+                    Err(MemberError::NoAnswer(CallError::Unreachable))
+                }
+                Ok(Reply::Failed(StoreError::Starting(_))) => {
+                    sometimes!("member_client.asks_a_shard_that_starts");
+                    Err(MemberError::NoAnswer(CallError::Unreachable))
+                }
                 Ok(Reply::Failed(StoreError::Fenced { fenced })) if fenced > epoch => {
                     Err(MemberError::Superseded(fenced))
                 }

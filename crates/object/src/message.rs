@@ -628,6 +628,8 @@ mod tests {
             StoreError::Full,
             StoreError::Failed("disk".into()),
             StoreError::NotOpen(ComponentId(1)),
+            StoreError::OnShard { id: ComponentId(1), shard: 3 },
+            StoreError::Starting(ComponentId(1)),
         ] {
             all.push(Reply::Failed(error));
         }

@@ -148,7 +148,7 @@ enum Way {
     Tcp {
         conn: TcpConn,
         /// What the shard that accepted it has read of it, until that is taken.
-        first: Rc<RefCell<Option<Packet>>>,
+        first: Rc<RefCell<Option<Box<Packet>>>>,
     },
     Sibling(SiblingConn),
 }
@@ -163,7 +163,7 @@ impl RealConn {
             Arrival::Sibling(conn) => Ok(Self(Way::Sibling(conn.into()))),
             Arrival::Handed { socket, first } => {
                 let conn = TcpConn::new(TcpStream::from_std(socket)?)?;
-                Ok(Self(Way::Tcp { conn, first: Rc::new(RefCell::new(Some(*first))) }))
+                Ok(Self(Way::Tcp { conn, first: Rc::new(RefCell::new(Some(first))) }))
             }
         }
     }
@@ -178,16 +178,15 @@ impl Conn for RealConn {
     }
 
     async fn recv(&self) -> io::Result<Packet> {
-        match &self.0 {
-            Way::Tcp { conn, first } => {
-                let first = first.borrow_mut().take();
-                match first {
-                    Some(first) => Ok(first),
-                    None => conn.recv().await,
-                }
-            }
-            Way::Sibling(conn) => conn.recv().await,
-        }
+        // One future around both: a packet is large to be passed from one to the next.
+        poll_fn(|cx| match &self.0 {
+            Way::Tcp { conn, first } => match first.borrow_mut().take() {
+                Some(first) => Poll::Ready(Ok(*first)),
+                None => conn.poll_recv(cx),
+            },
+            Way::Sibling(conn) => conn.poll_recv(cx),
+        })
+        .await
     }
 
     fn close(&self) {

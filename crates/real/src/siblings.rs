@@ -13,7 +13,6 @@ use crate::limits::ARRIVALS_MAX;
 use atoll_world::Packet;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream;
 use std::rc::Rc;
@@ -156,11 +155,11 @@ pub(crate) struct End {
 
 impl End {
     fn close(&self) {
-        for lane in [&self.send, &self.recv] {
+        for direction in [&self.send, &self.recv] {
             let waker = {
-                let mut lane = lock(lane);
-                lane.is_closed = true;
-                lane.reader.take()
+                let mut direction = lock(direction);
+                direction.is_closed = true;
+                direction.reader.take()
             };
             if let Some(waker) = waker {
                 waker.wake();
@@ -198,12 +197,12 @@ impl Drop for Handle {
 impl SiblingConn {
     pub fn send(&self, packet: Packet) -> io::Result<()> {
         let waker = {
-            let mut lane = lock(&self.0.end.send);
-            if lane.is_closed {
+            let mut direction = lock(&self.0.end.send);
+            if direction.is_closed {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            lane.packets.push_back(packet);
-            lane.reader.take()
+            direction.packets.push_back(packet);
+            direction.reader.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -211,26 +210,23 @@ impl SiblingConn {
         Ok(())
     }
 
-    pub async fn recv(&self) -> io::Result<Packet> {
-        poll_fn(|cx| {
-            if self.0.is_closed.get() {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-            }
-            let mut taken = self.0.taken.borrow_mut();
+    pub fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Packet>> {
+        if self.0.is_closed.get() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let mut taken = self.0.taken.borrow_mut();
+        if taken.is_empty() {
+            let mut direction = lock(&self.0.end.recv);
+            std::mem::swap(&mut *taken, &mut direction.packets);
             if taken.is_empty() {
-                let mut lane = lock(&self.0.end.recv);
-                std::mem::swap(&mut *taken, &mut lane.packets);
-                if taken.is_empty() {
-                    if lane.is_closed {
-                        return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
-                    }
-                    lane.reader = Some(cx.waker().clone());
-                    return Poll::Pending;
+                if direction.is_closed {
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
                 }
+                direction.reader = Some(cx.waker().clone());
+                return Poll::Pending;
             }
-            Poll::Ready(Ok(taken.pop_front().expect("just looked at")))
-        })
-        .await
+        }
+        Poll::Ready(Ok(taken.pop_front().expect("just looked at")))
     }
 
     pub fn close(&self) {

@@ -129,20 +129,17 @@ impl TcpConn {
         Ok(())
     }
 
-    pub async fn recv(&self) -> io::Result<Packet> {
+    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<Packet>> {
         let shared = &self.0.0;
-        poll_fn(|cx| {
-            if shared.broken.get() {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-            }
-            let next = shared.incoming.borrow_mut().poll_next(&shared.stream, cx);
-            if next.is_pending() {
-                // The socket wakes it too; this is for `close`.
-                *shared.reader.borrow_mut() = Some(cx.waker().clone());
-            }
-            next
-        })
-        .await
+        if shared.broken.get() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let next = shared.incoming.borrow_mut().poll_next(&shared.stream, cx);
+        if next.is_pending() {
+            // The socket wakes it too; this is for `close`.
+            *shared.reader.borrow_mut() = Some(cx.waker().clone());
+        }
+        next
     }
 
     pub fn close(&self) {

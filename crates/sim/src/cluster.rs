@@ -107,6 +107,8 @@ pub struct ClusterSpec {
     pub diskless: bool,
     /// In the end all volumes are deleted, and nothing may be left of them.
     pub emptied: bool,
+    /// A host has up to so many shards, by chance in each of its lives.
+    pub shards: u8,
     /// What clients do comes from this number alone, whatever the cluster is and does; none: from
     /// the seed and the life of their host.
     pub history: Option<u64>,
@@ -157,6 +159,7 @@ impl ClusterSpec {
             calm: false,
             diskless: false,
             emptied: false,
+            shards: 1,
             history: None,
         }
     }
@@ -217,6 +220,8 @@ impl ClusterSpec {
 
 /// A host's node while the host is up.
 type Running<T> = Option<Node<SimWorld, <T as Storage>::Store>>;
+/// Shards of one host.
+type Shards<T> = Vec<Node<SimWorld, <T as Storage>::Store>>;
 
 struct Inner<T: Storage> {
     machines: Machines,
@@ -224,7 +229,9 @@ struct Inner<T: Storage> {
     storage: T,
     /// Hosts that said that they stop.
     stopped: RefCell<BTreeSet<u16>>,
+    /// Shard 0 of each host, and its other shards.
     nodes: RefCell<Vec<Running<T>>>,
+    others: RefCell<Vec<Shards<T>>>,
     /// The disks of each host as its life has opened them.
     opened: RefCell<Vec<Vec<SimDisk>>>,
     books: Vec<Book>,
@@ -309,6 +316,7 @@ impl<T: Storage> Cluster<T> {
             storage,
             opened: RefCell::new(vec![Vec::new(); nodes.len()]),
             stopped: RefCell::default(),
+            others: RefCell::new(vec![Vec::new(); nodes.len()]),
             nodes: RefCell::new(nodes),
             books,
             clients_on: Cell::new(false),
@@ -332,13 +340,18 @@ impl<T: Storage> Cluster<T> {
             Box::pin(async move {
                 let Some(node) = this.node(host) else { return };
                 this.0.stopped.borrow_mut().insert(host);
+                let others = this.0.others.borrow()[usize::from(host)].clone();
+                for other in others {
+                    other.stop().await;
+                }
                 node.stop().await;
             })
         });
         let this = cluster.clone();
         machines.set_death(move |host| {
             let node = this.0.nodes.borrow_mut()[usize::from(host)].take();
-            if let Some(node) = node {
+            let others = std::mem::take(&mut this.0.others.borrow_mut()[usize::from(host)]);
+            for node in node.into_iter().chain(others) {
                 node.dissolve();
             }
         });
@@ -377,7 +390,18 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// The program of a host.
-    async fn run_host(self, host: u16, disks: Vec<SimDisk>, world: SimWorld) {
+    async fn run_host(self, host: u16, disks: Vec<SimDisk>, first: SimWorld) {
+        // Which shard has the disk group is another one in each life.
+        let shards = match self.0.spec.shards {
+            1 => 1,
+            most => first.random() % u64::from(most) + 1,
+        };
+        let mut worlds = vec![first.clone()];
+        while (worlds.len() as u64) < shards {
+            worlds.push(self.0.machines.next_shard(&first));
+        }
+        let with_group = if shards == 1 { 0 } else { (first.random() % shards) as usize };
+        let world = worlds[with_group].clone();
         let groups = loop {
             let disks: Vec<_> = disks.iter().map(SimDisk::opened).collect();
             self.0.opened.borrow_mut()[usize::from(host)].clone_from(&disks);
@@ -394,14 +418,27 @@ impl<T: Storage> Cluster<T> {
         };
         let lacks_disks = groups.is_empty();
         let kept = self.0.machines.events(host).open(host_id(host));
-        let node = Node::start(world.clone(), node_config(host), groups, kept);
-        node.objects().members().set_lacks_disks(lacks_disks);
+        let mut groups = Some(groups);
+        let mut of_shard = |shard| match shard == with_group {
+            true => groups.take().expect("one shard has them"),
+            false => Vec::new(),
+        };
+        let (node, seed) =
+            Node::start_first(first.clone(), node_config(host), shards as u8, of_shard(0), kept);
+        let others = worlds.iter().enumerate().skip(1).map(|(shard, world)| {
+            Node::start_shard(world.clone(), &seed, shard as u8, of_shard(shard))
+        });
+        let others: Vec<_> = others.collect();
+        let all: Vec<_> = std::iter::once(&node).chain(&others).cloned().collect();
+        all[with_group].objects().members().set_lacks_disks(lacks_disks);
         node.objects().set_repair_delay(self.0.spec.repair_delay_s);
         if self.0.stopped.borrow().contains(&host) {
             node.arrive().await;
             self.0.stopped.borrow_mut().remove(&host);
         }
+        self.0.others.borrow_mut()[usize::from(host)] = others;
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
+        let world = first;
         world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
         while !self.0.clients_on.get() {
             world.sleep(Nanos::from_ms(10)).await;
@@ -410,7 +447,10 @@ impl<T: Storage> Cluster<T> {
             if on == host {
                 let number = self.0.spec.history.unwrap_or_else(|| world.random());
                 let rng = Rng::named(number, &format!("client {client}"));
-                world.spawn(self.clone().run_client(node.clone(), world.clone(), volume, mix, rng));
+                // On any shard, as a connection may be served by any.
+                let at = if shards == 1 { 0 } else { (world.random() % shards) as usize };
+                let (node, world) = (all[at].clone(), worlds[at].clone());
+                world.spawn(self.clone().run_client(node, world.clone(), volume, mix, rng));
             }
         }
     }
@@ -567,7 +607,11 @@ impl<T: Storage> Cluster<T> {
                     blocks: object.leg_chunks(leg) * BLOCKS_PER_CHUNK,
                     epoch: Epoch(1),
                 };
-                let node = self.node(host).ok_or("a host stopped by itself")?;
+                let shards = self.shards(host);
+                let has_group = |node: &&Node<SimWorld, T::Store>| {
+                    node.objects().members().stores().iter().any(|s| s.group() == member.group)
+                };
+                let node = shards.iter().find(has_group).ok_or("a host stopped by itself")?;
                 let create =
                     Request::Create { group: member.group, component: member.component, spec };
                 match node.objects().members().handle(member.host, create).await {
@@ -599,6 +643,18 @@ impl<T: Storage> Cluster<T> {
         self.0.nodes.borrow()[usize::from(host)].clone()
     }
 
+    /// All shards of a host, shard 0 first; none if it is down.
+    pub(crate) fn shards(&self, host: u16) -> Shards<T> {
+        let others = self.0.others.borrow()[usize::from(host)].clone();
+        self.node(host).into_iter().chain(others).collect()
+    }
+
+    /// The stores of a host, on whichever shard they are.
+    pub(crate) fn stores(&self, host: u16) -> Vec<T::Store> {
+        let shards = self.shards(host);
+        shards.iter().flat_map(|node| node.objects().members().stores()).collect()
+    }
+
     pub(crate) async fn wait(&self, span: Nanos) {
         let ex = self.executor();
         ex.sleep_until(ex.now() + span).await;
@@ -626,12 +682,14 @@ impl<T: Storage> Cluster<T> {
             self.0.books.iter().for_each(|book| book.add_to(&mut now));
             self.0.admin.add_to(&mut now);
             for (h, destaged) in destaged.iter_mut().enumerate() {
-                let Some(node) = self.node(h as u16) else {
+                let shards = self.shards(h as u16);
+                if shards.is_empty() {
                     now.add(Activity::Recovery, machines.is_up(h as u16));
                     continue;
-                };
-                now.add(Activity::Takeover, node.objects().is_taking_over());
-                for store in node.objects().members().stores() {
+                }
+                let takes = shards.iter().any(|node| node.objects().is_taking_over());
+                now.add(Activity::Takeover, takes);
+                for store in self.stores(h as u16) {
                     let bytes = store.counters().destaged_bytes;
                     now.add(Activity::Destage, bytes != *destaged);
                     *destaged = bytes;
@@ -875,11 +933,11 @@ impl<T: Storage> Cluster<T> {
             self.violated(why);
         }
         for host in 0..machines.hosts() {
-            let Some(node) = self.node(host) else {
+            if self.node(host).is_none() {
                 self.violated(format!("h{host} is not up in the end"));
                 continue;
-            };
-            for store in node.objects().members().stores() {
+            }
+            for store in self.stores(host) {
                 if let Some(why) = self.0.storage.failed(&store) {
                     self.violated(format!(
                         "the disk group of h{host} has failed in the end: {why}"
@@ -925,8 +983,8 @@ impl<T: Storage> Cluster<T> {
             }
             let objects = self.objects().len();
             for host in 0..self.0.machines.hosts() {
-                let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
-                for store in node.objects().members().stores() {
+                self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
+                for store in self.stores(host) {
                     let (space, components) = (store.space(), store.list().len());
                     if space.used_bytes > 0 || components > 0 {
                         let used = space.used_bytes;
@@ -949,8 +1007,10 @@ impl<T: Storage> Cluster<T> {
     /// administrator does who has put the disk right.
     fn restart_failed(&self) {
         for host in 0..self.0.machines.hosts() {
-            let Some(node) = self.node(host) else { continue };
-            let stores = node.objects().members().stores();
+            if self.node(host).is_none() {
+                continue;
+            }
+            let stores = self.stores(host);
             let gone = self.0.opened.borrow()[usize::from(host)].iter().any(SimDisk::is_lost);
             if gone
                 || stores.is_empty()
@@ -1035,8 +1095,10 @@ impl<T: Storage> Cluster<T> {
         tags: &[pattern::Tag],
     ) -> Result<Result<(), String>, String> {
         let host = (member.host.0 - HOST_ID) as u16;
-        let Some(node) = self.node(host) else { return Ok(Err(format!("h{host} is not up"))) };
-        let stores = node.objects().members().stores();
+        if self.node(host).is_none() {
+            return Ok(Err(format!("h{host} is not up")));
+        }
+        let stores = self.stores(host);
         let Some(store) = stores.iter().find(|s| s.group() == member.group) else {
             return Ok(Err(format!("h{host} has lost its disk group")));
         };

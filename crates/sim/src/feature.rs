@@ -42,6 +42,9 @@ impl Features {
     pub const DISKLESS: Self = Self(4096);
     /// In an eighth of the seeds nothing goes wrong: nobody waits, and nothing is to be told.
     pub const CALM: Self = Self(8192);
+    /// Hosts have up to three shards, another number in each of their lives; the disk group is on
+    /// any of them, and so are clients.
+    pub const SHARDS: Self = Self(16384);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -57,7 +60,8 @@ impl Features {
         .and(Self::EMPTIED)
         .and(Self::SINGLE)
         .and(Self::DISKLESS)
-        .and(Self::CALM);
+        .and(Self::CALM)
+        .and(Self::SHARDS);
 
     /// These and those.
     #[must_use]

@@ -321,6 +321,11 @@ impl Machines {
         )
     }
 
+    /// The world of one more shard of the process that runs in `first`, on a core of its own.
+    pub fn next_shard(&self, first: &SimWorld) -> SimWorld {
+        first.of_next_shard(Rc::new(Cpu::default()))
+    }
+
     /// A world on the machine of a host that is down, for the harness to look at its disks.
     pub fn harness_world(&self, host: u16) -> SimWorld {
         assert!(!self.is_up(host), "its program is running");

@@ -169,6 +169,9 @@ impl Setup {
             plan.make_harsher(HARSHER);
         }
         cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
+        if draw(Features::SHARDS, "shards") {
+            cluster.shards = 3;
+        }
         if draw(Features::CROWD, "crowd") {
             cluster.crowd();
         }

@@ -681,6 +681,7 @@ fn observe(
         calm: false,
         diskless: false,
         emptied: false,
+        shards: 1,
         history: None,
     };
     let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));

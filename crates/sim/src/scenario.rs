@@ -194,6 +194,7 @@ pub fn play(text: &str) -> Result<String, String> {
         calm: false,
         diskless: false,
         emptied: false,
+        shards: 1,
         history: None,
     };
     let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));
@@ -422,8 +423,9 @@ impl Stage {
             "expect" | "never" => return self.expect(c).await,
             "counted" => return self.counted(c),
             "scrub" => {
-                let node = self.cluster.node(c.host(1)?).ok_or_else(|| c.bad("it is down"))?;
-                node.objects().members().stores().iter().for_each(|s| s.scrub(None, 1 << 30));
+                let host = c.host(1)?;
+                self.cluster.node(host).ok_or_else(|| c.bad("it is down"))?;
+                self.cluster.stores(host).iter().for_each(|s| s.scrub(None, 1 << 30));
             }
             "healthy" => {
                 let within = span(c.option("within")?).ok_or_else(|| c.bad("within=60s"))?;
@@ -539,8 +541,9 @@ impl Stage {
     }
 
     fn counted(&self, c: &Command) -> Result<(), String> {
-        let node = self.cluster.node(c.host(1)?).ok_or_else(|| c.bad("it is down"))?;
-        let counters = node.objects().members().stores();
+        let host = c.host(1)?;
+        self.cluster.node(host).ok_or_else(|| c.bad("it is down"))?;
+        let counters = self.cluster.stores(host);
         let counters = counters.iter().map(Components::counters);
         let found: u64 = match c.word(2)? {
             "checksum_errors" => counters.map(|c| c.checksum_errors).sum(),

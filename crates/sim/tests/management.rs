@@ -651,7 +651,7 @@ fn a_scrub_of_a_volume_looks_at_all_its_components() {
             let stores = hosts.node(host).objects().members().stores();
             let progress = stores[0].scrub_progress();
             assert!(progress.idle && progress.blocks_checked == 6, "h{host}: {progress:?}");
-            assert_eq!(hosts.node(host).status().groups[0].components, 4);
+            assert_eq!(hosts.node(host).host_status().groups[0].components, 4);
         }
     });
 }

@@ -101,6 +101,7 @@ fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T
         calm: false,
         diskless: false,
         emptied: false,
+        shards: 1,
         history: Some(history),
     };
     let mut plan = Plan { victim: Some(VICTIM), ..Plan::calm() };

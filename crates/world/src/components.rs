@@ -273,6 +273,17 @@ pub enum StoreError {
     /// No such component is open here, but a disk of this host cannot be used now and may have it.
     #[error("component {0} may be on a disk that cannot be used now")]
     NotOpen(ComponentId),
+    /// Another shard of this host has it: ask that one.
+    #[error("component {id} is on shard {shard} of its host")]
+    OnShard {
+        /// Which component.
+        id: ComponentId,
+        /// Which shard; below 256.
+        shard: u16,
+    },
+    /// Another shard of this host may have it, and has not told yet: ask again.
+    #[error("component {0} may be on a shard of its host that is starting")]
+    Starting(ComponentId),
     /// It is there already, with another specification.
     #[error("component {0} exists already")]
     Exists(ComponentId),

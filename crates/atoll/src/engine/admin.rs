@@ -606,7 +606,7 @@ impl Engine {
 
     /// Scrubs of this host's disk groups.
     pub fn scrubs(&self) -> Result<Vec<Scrub>, Problem> {
-        let groups = self.running()?.node.status().groups.into_iter();
+        let groups = self.running()?.node.host_status().groups.into_iter();
         let scrubs = groups.map(|group| Scrub {
             group: group.id.to_string(),
             host: self.config.host_name.clone(),
@@ -656,7 +656,7 @@ impl Engine {
         let Ok(running) = self.running() else { return false };
         let statuses = running.node.hosts();
         self.tasks.borrow().is_busy()
-            || running.node.status().is_busy()
+            || running.node.host_status().is_busy()
             || statuses.iter().any(|(.., s)| s.as_ref().is_some_and(HostStatus::is_busy))
     }
 
@@ -800,7 +800,7 @@ impl Engine {
             );
         }
         let Ok(running) = serving else { return samples };
-        let status = running.node.status();
+        let status = running.node.host_status();
         for group in &status.groups {
             let id = group.id.to_string();
             let labels = [("host", host), ("group", id.as_str())];

@@ -14,7 +14,12 @@ pub(crate) const ADMIN_DEADLINE: Nanos = Nanos::from_secs(3);
 /// How long an owner may look for data in a volume; then it is taken to hold some.
 pub(crate) const LOOK_FOR_DATA: Nanos = Nanos::from_ms(2_000);
 
+/// How long another shard of the same host may take to answer.
+pub(crate) const SIBLING_WAIT: Nanos = Nanos::from_ms(1_500);
+
 const _: () = {
+    // Whoever has asked the host waits for its shards.
+    assert!(SIBLING_WAIT.0 < ADMIN_DEADLINE.0);
     // An owner says what it has found before who asked gives up.
     assert!(LOOK_FOR_DATA.0 < ADMIN_DEADLINE.0);
 };
@@ -52,6 +57,8 @@ pub(crate) enum AdminRequest {
     Adopt { object: ObjectId },
     /// A block of a member on the asking host is damaged; the owner repairs it.
     BadBlock { object: ObjectId, component: ComponentId, block: u32 },
+    /// Whether a copy of an object that the shard owns is lost: its disk group has failed.
+    LookAtMember { object: ObjectId, component: ComponentId },
     /// What only the program around the node understands: for its [`Manager`].
     Manage { request: String },
 }

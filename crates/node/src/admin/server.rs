@@ -1,6 +1,7 @@
 //! Answers to the requests of other hosts, and of this one.
 
-use crate::admin::message::{AdminReply, AdminRequest, LOOK_FOR_DATA, audit_reply};
+use crate::admin::message::{AdminReply, AdminRequest, LOOK_FOR_DATA, SIBLING_WAIT, audit_reply};
+use crate::error::ManageError;
 use crate::node::{Manager, Node};
 use atoll_format::id::{ComponentId, ObjectId};
 use atoll_format::record::key;
@@ -46,21 +47,26 @@ impl<W: World, S: Components> Node<W, S> {
     async fn answer(&self, ask: AdminRequest) -> AdminReply {
         self.audit();
         match ask {
-            AdminRequest::Status => AdminReply::Status { status: Box::new(self.status()) },
+            AdminRequest::Status => AdminReply::Status { status: Box::new(self.host_status()) },
             AdminRequest::Events { after, since } => {
                 let max = self.world().bound(EVENTS_PER_REPLY, 3);
                 AdminReply::Events { told: self.events_here(after, since, max) }
             }
             AdminRequest::InUse { object } => {
-                AdminReply::Clients { clients: self.clients_of(object), reaches: self.reached() }
+                self.clients_on_host(self.clients_of(object), AdminRequest::InUse { object }).await
             }
             AdminRequest::Lock { lock, revision } => {
                 self.0.locks.note(&lock, Revision(revision));
                 let clients = self.clients_of(lock.object);
-                AdminReply::Clients { clients, reaches: self.reached() }
+                self.clients_on_host(clients, AdminRequest::Lock { lock, revision }).await
             }
             AdminRequest::Unlock { object, token } => {
                 self.0.locks.forget(object, token);
+                self.tell_siblings(&AdminRequest::Unlock { object, token }).await;
+                AdminReply::Done
+            }
+            AdminRequest::LookAtMember { object, component } => {
+                self.0.objects.look_at_member(object, component).await;
                 AdminReply::Done
             }
             AdminRequest::HoldsData { object } => {
@@ -89,6 +95,7 @@ impl<W: World, S: Components> Node<W, S> {
             }
             AdminRequest::Scrub { object, bytes_per_second } => {
                 self.scrub_here(object, bytes_per_second);
+                self.tell_siblings(&AdminRequest::Scrub { object, bytes_per_second }).await;
                 AdminReply::Done
             }
             AdminRequest::Resync { paused, bytes_per_second } => {
@@ -113,7 +120,31 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Starts or stops a scrub on this host.
+    /// Shard 0 tells the other shards of its host what the host was told; those that do not answer
+    /// are named.
+    async fn tell_siblings(&self, ask: &AdminRequest) -> Vec<Result<AdminReply, ManageError>> {
+        if !self.is_first_shard() {
+            return Vec::new();
+        }
+        let asks = self.siblings().map(|at| self.ask_within(at, ask.clone(), SIBLING_WAIT));
+        futures_util::future::join_all(asks).await
+    }
+
+    /// Clients of a volume on all shards of this host, for whoever has asked shard 0.
+    async fn clients_on_host(&self, mut clients: u32, ask: AdminRequest) -> AdminReply {
+        for answer in self.tell_siblings(&ask).await {
+            match answer {
+                Ok(AdminReply::Clients { clients: more, .. }) => clients += more,
+                Ok(_) | Err(_) => {
+                    let why = "a shard of the host does not tell which volumes it has open".into();
+                    return AdminReply::Failed { why };
+                }
+            }
+        }
+        AdminReply::Clients { clients, reaches: self.reached() }
+    }
+
+    /// Starts or stops a scrub on this shard.
     pub(crate) fn scrub_here(&self, object: Option<ObjectId>, bytes_per_second: u64) {
         let members = self.0.objects.members();
         for store in members.stores() {

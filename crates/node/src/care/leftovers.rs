@@ -5,6 +5,7 @@
 //! transaction that writes has confirmed what was read.
 
 use crate::event_log::Severity;
+use crate::host_board::Named;
 use crate::node::Node;
 use atoll_format::id::{ComponentId, Epoch, ObjectId};
 use atoll_format::record::{
@@ -69,31 +70,53 @@ impl<W: World, S: Components> Node<W, S> {
             if self.is_first() {
                 self.remove_nameless(&listing, &mut nameless).await;
             }
-            let members = self.0.objects.members();
-            let here = members.components();
-            orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.contains(id));
-            let mut nowhere = 0;
-            let count = here.len();
-            for (component, object) in here {
-                if named.contains(&component) {
-                    continue;
-                }
-                nowhere += 1;
-                let since = *orphans.entry(component).or_insert(now);
-                assert!(since <= now, "{component} is named nowhere since {since}");
-                if now.since(since) > ORPHAN_AFTER || mutant!("care.old_view_is_believed") {
-                    self.remove_orphan(component, object).await;
-                    continue;
-                }
-                let epoch = epochs.get(&object);
-                let is_ahead = epoch.is_some_and(|&is| members.fenced(component) > Some(is));
-                if is_ahead && members.is_regarded(component) {
-                    self.disregard_orphan(component, object).await;
-                }
+            if self.0.place.shards > 1 {
+                let named = Named { components: named.clone(), epochs: epochs.clone() };
+                self.0.place.board.set_named(named);
             }
-            // Who is named again, or gone, begins anew when it is seen without a record once more.
-            assert_eq!(orphans.len(), nowhere, "of {count} components here none names");
+            self.reap_orphans(&Named { components: named, epochs }, &mut orphans).await;
         }
+    }
+
+    /// A shard other than 0 looks after its own components only, by what shard 0 has listed.
+    pub(crate) async fn reap_in_shard(self) {
+        let mut orphans: BTreeMap<ComponentId, Nanos> = BTreeMap::new();
+        loop {
+            self.world().sleep(REAP_EVERY).await;
+            self.drop_locks_that_are_gone().await;
+            if let Some(named) = self.0.place.board.named() {
+                self.reap_orphans(&named, &mut orphans).await;
+            }
+        }
+    }
+
+    /// Removes components of this shard that no record has named for long.
+    async fn reap_orphans(&self, named: &Named, orphans: &mut BTreeMap<ComponentId, Nanos>) {
+        let now = self.world().now();
+        let members = self.0.objects.members();
+        let here = members.components();
+        orphans.retain(|id, _| here.iter().any(|(c, _)| c == id) && !named.components.contains(id));
+        let mut nowhere = 0;
+        let count = here.len();
+        for (component, object) in here {
+            if named.components.contains(&component) {
+                continue;
+            }
+            nowhere += 1;
+            let since = *orphans.entry(component).or_insert(now);
+            assert!(since <= now, "{component} is named nowhere since {since}");
+            if now.since(since) > ORPHAN_AFTER || mutant!("care.old_view_is_believed") {
+                self.remove_orphan(component, object).await;
+                continue;
+            }
+            let epoch = named.epochs.get(&object);
+            let is_ahead = epoch.is_some_and(|&is| members.fenced(component) > Some(is));
+            if is_ahead && members.is_regarded(component) {
+                self.disregard_orphan(component, object).await;
+            }
+        }
+        // Who is named again, or gone, begins anew when it is seen without a record once more.
+        assert_eq!(orphans.len(), nowhere, "of {count} components here none names");
     }
 
     /// Finds objects that no name leads to, which nobody can use or delete, says so, and has them

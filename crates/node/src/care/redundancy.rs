@@ -1,6 +1,8 @@
 //! Objects without a client that lack redundancy: a host takes them over, so that they heal.
 
+use crate::admin::message::AdminRequest;
 use crate::node::Node;
+use atoll_format::id::Addr;
 use atoll_format::record::{self, MemberRecord, ObjectRecord, ObjectState, key};
 use atoll_world::directory::Directory;
 use atoll_world::{Components, Nanos, World, mutant, sometimes};
@@ -21,7 +23,9 @@ impl<W: World, S: Components> Node<W, S> {
                     continue;
                 };
                 names.insert(record.id, record.name.clone());
-                if self.needs_me(&record) {
+                if let Some(owner) = self.owner_beside(&record) {
+                    self.care_beside(owner, &record);
+                } else if self.needs_me(&record) {
                     let is_free = !self.0.objects.owns(record.id);
                     assert!(
                         record.state == ObjectState::Ready && is_free,
@@ -30,7 +34,10 @@ impl<W: World, S: Components> Node<W, S> {
                         record.state
                     );
                     sometimes!("care.adopts_an_object");
-                    let _ = self.0.objects.adopt(record.id).await;
+                    match self.shard_of_copy(&record) {
+                        Some(at) => self.tell_beside(at, AdminRequest::Adopt { object: record.id }),
+                        None => _ = self.0.objects.adopt(record.id).await,
+                    }
                 }
                 for (_, m) in record.members().filter(|(_, m)| self.has_failed(m)) {
                     if self.0.objects.owns(record.id) && !mutant!("care.failed_group_not_told") {
@@ -41,6 +48,47 @@ impl<W: World, S: Components> Node<W, S> {
             }
             *self.0.volume_names.borrow_mut() = names;
         }
+    }
+
+    /// The other shard of this host, in this life, that a record names as the owner.
+    fn owner_beside(&self, record: &ObjectRecord) -> Option<Addr> {
+        let me = (self.0.config.host, self.0.incarnation);
+        let owner = record.owner.filter(|owner| (owner.host, owner.incarnation) == me)?;
+        (owner.shard != self.0.place.shard).then(|| owner.addr())
+    }
+
+    /// An owner on another shard does what one here would do.
+    fn care_beside(&self, owner: Addr, record: &ObjectRecord) {
+        assert_eq!(owner.host, self.0.config.host, "the owner of {}", record.id);
+        let object = record.id;
+        let lacks = record.members().any(|(_, m)| !m.state.is_active());
+        if lacks && record.state == ObjectState::Ready {
+            // Named as the owner and not serving, perhaps.
+            self.tell_beside(owner, AdminRequest::Adopt { object });
+        }
+        for (_, m) in record.members().filter(|(_, m)| self.has_failed(m)) {
+            let component = m.component;
+            self.tell_beside(owner, AdminRequest::LookAtMember { object, component });
+        }
+    }
+
+    /// The other shard of this host that has the first good copy of an object here.
+    fn shard_of_copy(&self, record: &ObjectRecord) -> Option<Addr> {
+        let is_here = |m: &MemberRecord| m.host == self.0.config.host && m.state.is_active();
+        let mut here = record.members().map(|(_, m)| *m).filter(|m| is_here(m));
+        let at = here.find(|m| !self.has_failed(m)).map(|m| {
+            let (host, group) = m.place();
+            self.0.objects.addr_of(host, group)
+        });
+        at.filter(|at| at.shard != self.0.place.shard)
+    }
+
+    /// Asks another shard of this host; whether it does so is seen the next time.
+    fn tell_beside(&self, at: Addr, request: AdminRequest) {
+        let node = self.clone();
+        self.world().spawn(async move {
+            let _ = node.ask(at, request).await;
+        });
     }
 
     /// Whether the disk group of a member has failed in the present life of its host, or is not

@@ -3,7 +3,7 @@
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use atoll_format::id::HostId;
-use atoll_format::record::{self, HostRecord, RECORD_VERSION, key};
+use atoll_format::record::{self, GroupRecord, HostRecord, RECORD_VERSION, key};
 use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply, Watch};
 use atoll_world::{Components, Nanos, World};
 use std::collections::BTreeMap;
@@ -16,8 +16,10 @@ const RELIST_EVERY: Nanos = Nanos::from_secs(5);
 const _: () = assert!(RETRY_EVERY.0 < RELIST_EVERY.0);
 
 impl<W: World, S: Components> Node<W, S> {
-    fn record(&self) -> HostRecord {
+    fn record(&self, of_others: Vec<GroupRecord>) -> HostRecord {
         let config = &self.0.config;
+        let mut groups = self.0.groups.borrow().clone();
+        groups.extend(of_others);
         HostRecord {
             version: RECORD_VERSION,
             id: config.host,
@@ -26,7 +28,7 @@ impl<W: World, S: Components> Node<W, S> {
             incarnation: self.0.incarnation,
             peers: config.peers.clone(),
             api: config.api.clone(),
-            groups: self.0.groups.borrow().clone(),
+            groups,
             release: config.release.clone(),
         }
     }
@@ -37,9 +39,14 @@ impl<W: World, S: Components> Node<W, S> {
         let mut revision = Revision(0);
         loop {
             let changed = self.0.publish_now.notified();
+            // A record without some disk groups would say that they are gone.
+            let Some(of_others) = self.0.place.board.groups(self.0.place.shards) else {
+                changed.await;
+                continue;
+            };
             let txn = Txn {
                 compares: vec![Compare { key: key.clone(), modified: revision }],
-                changes: vec![KeyChange::Put(key.clone(), record::encode(&self.record()))],
+                changes: vec![KeyChange::Put(key.clone(), record::encode(&self.record(of_others)))],
             };
             assert_guarded(&txn);
             match self.world().directory().txn(txn).await {
@@ -112,6 +119,8 @@ impl<W: World, S: Components> Node<W, S> {
             self.0.statuses.borrow_mut().remove(&id);
         }
         *self.0.hosts.borrow_mut() = hosts;
-        self.refresh_inventory();
+        if self.is_first_shard() {
+            self.refresh_inventory();
+        }
     }
 }

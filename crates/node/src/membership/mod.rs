@@ -4,5 +4,6 @@
 mod hosts;
 pub(crate) mod join;
 mod own_status;
+pub(crate) mod shards;
 mod statuses;
 pub(crate) mod twin;

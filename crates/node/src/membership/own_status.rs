@@ -1,5 +1,6 @@
 //! What this host says of itself.
 
+use crate::membership::shards::merged;
 use crate::node::Node;
 use crate::status::{CopyStatus, GroupStatus, HostStatus, ObjectStatus};
 use atoll_format::units::BLOCK;
@@ -7,8 +8,13 @@ use atoll_object::CopyProgress;
 use atoll_world::{Components, Nanos, World};
 
 impl<W: World, S: Components> Node<W, S> {
-    /// What this host says of itself.
-    pub fn status(&self) -> HostStatus {
+    /// What this host says of itself: all of its shards, the others as of a moment ago.
+    pub fn host_status(&self) -> HostStatus {
+        merged(self.status(), self.0.place.board.statuses())
+    }
+
+    /// What this shard says of itself.
+    pub(crate) fn status(&self) -> HostStatus {
         let stores = self.0.objects.members().stores();
         let causes = self.0.failure_causes.borrow();
         let now = self.world().now();

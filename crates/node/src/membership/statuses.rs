@@ -5,6 +5,7 @@
 
 use crate::admin::client::LOOK_AGAIN_WAIT;
 use crate::admin::message::{ADMIN_DEADLINE, AdminReply, AdminRequest};
+use crate::host_board::Known;
 use crate::node::Node;
 use crate::status::HostStatus;
 use atoll_format::id::HostId;
@@ -121,10 +122,14 @@ impl<W: World, S: Components> Node<W, S> {
                 groups: groups.collect(),
             }
         });
-        let views = views.collect();
+        let views: Vec<HostView> = views.collect();
         let fresh = statuses.values().filter(|(at, _)| now.since(*at) < STATUS_FRESH);
         let used = fresh.flat_map(|(_, s)| s.components.iter().map(|(&id, &bytes)| (id, bytes)));
-        self.0.objects.set_inventory(views, used.collect());
+        let known = Known { hosts: views, used: used.collect() };
+        if self.0.place.shards > 1 {
+            self.0.place.board.set_known(known.clone());
+        }
+        self.0.objects.set_inventory(known.hosts, known.used);
     }
 
     /// The cluster's hosts: record, whether it answers, and what it last said if that is fresh. A
@@ -148,7 +153,7 @@ async fn self_ask<W: World, S: Components>(
     wait: Nanos,
 ) -> Option<HostStatus> {
     if id == node.0.config.host {
-        return Some(node.status());
+        return Some(node.host_status());
     }
     match node.ask_within(id, AdminRequest::Status, wait).await {
         Ok(AdminReply::Status { status }) => Some(*status),

@@ -45,6 +45,7 @@ pub async fn before<W: World>(world: &W, config: &NodeConfig) -> Result<Before, 
     Ok(living.map_or(Before::Over(record.incarnation), Before::Lives))
 }
 
+/// Who shard 0 of that host is, in that life.
 pub(crate) fn identity(config: &NodeConfig, incarnation: Incarnation) -> Identity {
     let name = config.name.clone();
     let &NodeConfig { cluster, host, .. } = config;

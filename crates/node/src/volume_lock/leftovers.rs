@@ -4,17 +4,19 @@ use crate::event_log::Severity;
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use crate::volume_lock::holder::HolderLife;
+use atoll_format::id::ObjectId;
 use atoll_format::record::{self, LockRecord, key};
-use atoll_world::directory::{Compare, Directory, KeyChange, Txn, TxnReply};
+use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
 use atoll_world::{Components, World, sometimes};
 use std::collections::BTreeMap;
 
 impl<W: World, S: Components> Node<W, S> {
-    /// Drops what is known of locks that are gone from the directory, and removes from it what
-    /// nobody has any more: of this host's, what it was interrupted with; of ended lives, all.
-    /// Always looked for: an attempt to take a lock may arrive after a later one was given back.
-    pub(crate) async fn tidy_locks(&self) {
-        let Ok(listing) = self.world().directory().list(key::LOCKS).await else { return };
+    /// Drops what is known of locks that are gone from the directory; those that are there, if it
+    /// answers.
+    pub(crate) async fn drop_locks_that_are_gone(
+        &self,
+    ) -> Option<BTreeMap<ObjectId, (LockRecord, Revision)>> {
+        let listing = self.world().directory().list(key::LOCKS).await.ok()?;
         let mut here = BTreeMap::new();
         for entry in listing.entries {
             if let Ok(lock) = record::decode::<LockRecord>(&entry.key, &entry.value) {
@@ -26,6 +28,14 @@ impl<W: World, S: Components> Node<W, S> {
                 here.get(&noted.record.object).is_some_and(|(lock, _)| *lock == noted.record);
             known || noted.revision > listing.revision
         });
+        Some(here)
+    }
+
+    /// Drops what is known of locks that are gone from the directory, and removes from it what
+    /// nobody has any more: of this host's, what it was interrupted with; of ended lives, all.
+    /// Always looked for: an attempt to take a lock may arrive after a later one was given back.
+    pub(crate) async fn tidy_locks(&self) {
+        let Some(here) = self.drop_locks_that_are_gone().await else { return };
         for (lock, modified) in here.into_values() {
             let (host, incarnation) = (self.0.config.host, self.0.incarnation);
             let seen = if (lock.host, lock.incarnation) == (host, incarnation) {

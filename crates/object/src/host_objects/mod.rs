@@ -15,7 +15,7 @@ pub(crate) use ownership::Route;
 
 use object_table::{ObjectTable, Serving};
 
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Settings};
 use crate::events::Event;
 use crate::failure::Stop;
 use crate::host_components::HostComponents;
@@ -212,6 +212,24 @@ impl<W: World, S: Components> HostObjects<W, S> {
     /// What [`set_resync`](Self::set_resync) has set.
     pub fn resync_settings(&self) -> (bool, u64) {
         (self.0.ctx.resync_paused.get(), self.0.ctx.resync_limit.get())
+    }
+
+    /// All that was set.
+    pub fn settings(&self) -> Settings {
+        let ctx = &self.0.ctx;
+        Settings {
+            repair_delay_s: ctx.repair_delay_s.get(),
+            resync_paused: ctx.resync_paused.get(),
+            resync_limit: ctx.resync_limit.get(),
+            resync_floor: ctx.resync_floor.get(),
+        }
+    }
+
+    /// Sets all of it.
+    pub fn set_settings(&self, settings: Settings) {
+        self.set_repair_delay(settings.repair_delay_s);
+        self.set_resync(settings.resync_paused, settings.resync_limit);
+        self.set_resync_floor(settings.resync_floor);
     }
 
     /// Takes the events that have come up, with the time in milliseconds since 1970.

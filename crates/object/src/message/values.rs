@@ -169,6 +169,8 @@ choices!(StoreError else "unknown store error" {
     8 Full,
     9 Failed(why: String),
     10 NotOpen(id: ComponentId),
+    11 OnShard { id: ComponentId, shard: u16 },
+    12 Starting(id: ComponentId),
 });
 choices!(VolumeError else "unknown volume error" {
     1 OutOfRange { at: u64, len: u64 },

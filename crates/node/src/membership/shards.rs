@@ -1,0 +1,75 @@
+//! The shards of this host and the board between them: shard 0 takes over what the others have to
+//! tell, the others what it knows.
+
+use crate::host_board::Noted;
+use crate::node::Node;
+use crate::status::HostStatus;
+use atoll_object::Settings;
+use atoll_world::{Components, Nanos, World};
+use std::sync::Arc;
+
+/// How often the board is looked at.
+pub(crate) const BOARD_EVERY: Nanos = Nanos::from_ms(250);
+
+impl<W: World, S: Components> Node<W, S> {
+    /// Shard 0: keeps the events of the others, publishes their disk groups when these change, and
+    /// tells them what has been set.
+    pub(crate) async fn look_after_shards(self) {
+        assert!(self.is_first_shard() && self.0.place.shards > 1, "nobody to look after");
+        let board = &self.0.place.board;
+        let mut published = None;
+        loop {
+            board.set_settings(self.0.objects.settings());
+            let groups = board.groups(self.0.place.shards);
+            if groups != published {
+                published = groups;
+                self.0.publish_now.notify_all();
+            }
+            for Noted { severity, kind, about, message } in board.take_events() {
+                self.note_about(severity, &kind, about, message);
+            }
+            self.world().sleep(BOARD_EVERY).await;
+        }
+    }
+
+    /// Any other shard: says what it has, and takes over what shard 0 knows and was set there.
+    pub(crate) async fn follow_first_shard(self) {
+        assert!(!self.is_first_shard(), "shard 0 follows nobody");
+        let (place, objects) = (&self.0.place, &self.0.objects);
+        let mut last = None;
+        loop {
+            place.board.tell(place.shard, self.0.groups.borrow().clone(), self.status());
+            if let Some(settings) = place.board.settings() {
+                objects.set_settings(share(settings, place.shards));
+            }
+            let known = place.board.known();
+            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &known)) {
+                objects.set_inventory(known.hosts.clone(), known.used.clone());
+                last = Some(known);
+            }
+            self.world().sleep(BOARD_EVERY).await;
+        }
+    }
+}
+
+/// What of the host's settings each of its shards keeps to: a limit is the host's.
+fn share(settings: Settings, shards: u8) -> Settings {
+    let resync_limit = settings.resync_limit.div_ceil(u64::from(shards));
+    assert!(resync_limit <= settings.resync_limit, "a part is more than the whole");
+    assert!((resync_limit == 0) == (settings.resync_limit == 0), "0 is no limit");
+    Settings { resync_limit, ..settings }
+}
+
+/// What a host says of itself, of what its shards say.
+pub(crate) fn merged(first: HostStatus, others: Vec<HostStatus>) -> HostStatus {
+    others.into_iter().fold(first, |mut host, shard| {
+        assert_eq!(host.id, shard.id, "a shard of another host");
+        host.groups.extend(shard.groups);
+        host.objects.extend(shard.objects);
+        host.components.extend(shard.components);
+        for (object, clients) in shard.open_volumes {
+            *host.open_volumes.entry(object).or_default() += clients;
+        }
+        host
+    })
+}
