@@ -3,7 +3,6 @@
 //! does not pass.
 
 use crate::cluster::{Cluster, Storage, host_id};
-use crate::fault::FaultKind;
 use crate::world::SimWorld;
 use atoll_format::record::{ObjectRecord, ObjectState};
 use atoll_format::units::CHUNK;
@@ -52,12 +51,7 @@ impl<T: Storage> Cluster<T> {
         for volume in &volumes {
             let record = left.remove(&volume.record.id);
             let record = record.ok_or_else(|| format!("that there is {}", volume.name))?;
-            // A copy that was put back from before a shrink keeps what lies beyond the new end
-            // until the volume grows.
-            let put_back =
-                self.machines().befallen().iter().any(|b| b.kind == FaultKind::StaleDisk);
-            of_volume(volume, &record, !put_back)
-                .map_err(|why| format!("of {} {why}", volume.name))?;
+            of_volume(volume, &record).map_err(|why| format!("of {} {why}", volume.name))?;
             // One whose making was cut off heals nowhere, and is removed some minutes later.
             if record.state == ObjectState::Creating {
                 continue;
@@ -137,7 +131,7 @@ fn ends_with_faults(kind: CheckKind) -> bool {
     }
 }
 
-fn of_volume(volume: &VolumeView, record: &ObjectRecord, is_exact: bool) -> Result<(), String> {
+fn of_volume(volume: &VolumeView, record: &ObjectRecord) -> Result<(), String> {
     let (said, is) = (&volume.record, record);
     if (&said.name, said.size_bytes, &said.legs) != (&is.name, is.size_bytes, &is.legs) {
         return Err(format!("{said:?}: {is:?}"));
@@ -148,8 +142,7 @@ fn of_volume(volume: &VolumeView, record: &ObjectRecord, is_exact: bool) -> Resu
     // No copy holds more than the volume, in whole chunks of each leg.
     let chunks: u64 = (0..record.legs.len()).map(|leg| u64::from(record.leg_chunks(leg))).sum();
     let most = chunks * CHUNK;
-    let all = most * record.policy.members() as u64;
-    if guest > used || is_exact && (guest > most || used > all) {
+    if guest > used || guest > most || used > most * record.policy.members() as u64 {
         return Err(format!("{used} bytes used, {guest} by a copy, of {most}"));
     }
     Ok(())

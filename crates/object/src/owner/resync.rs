@@ -310,12 +310,11 @@ impl<W: World, P: Protocol> Owner<W, P> {
         }
         let source = self.any_active(leg).ok_or(Interrupted)?.endpoint();
         chunks.extend(self.chunks_since(leg, source, from).await?);
-        // It may be back as it was before the object shrank, which left nothing beyond the end. One
-        // that has all up to `from` has those discards too: no shrink goes on without it.
-        if from == Seq(0) {
-            let end = self.0.record.borrow().leg_chunks(leg.index);
-            chunks.extend(self.members().chunks_since(target, from, end..u32::MAX).await?);
-        }
+        // It may be back as it was before the object shrank, which left nothing beyond the end:
+        // also if the discards of that are past `from`, of which only what is in the object is
+        // compared.
+        let end = self.0.record.borrow().leg_chunks(leg.index);
+        chunks.extend(self.members().chunks_since(target, Seq(0), end..u32::MAX).await?);
         if !self.is_source(leg, source) {
             return Err(Interrupted);
         }
