@@ -67,9 +67,12 @@ class Cluster:
         base_port=None,
         keep=False,
         backend="auto",
+        disks=1,
+        shards=0,
     ):
         self.directory, self.hosts = directory, hosts
         self.argv = ["dev", "--hosts", str(hosts), "--dir", directory, "--disk-size", disk_size]
+        self.argv += ["--disks-per-host", str(disks), "--shards", str(shards)]
         if base_port is None:
             base_port = DEFAULT_PORT if ports_are_free(DEFAULT_PORT) else free_ports()
         self.argv += ["--base-port", str(base_port), "--backend", backend]

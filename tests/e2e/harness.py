@@ -43,6 +43,8 @@ class ClusterTest(unittest.TestCase):
 
     hosts, disk_size, backend = 3, "2GiB", "auto"
     volume, size, policy = "data", "256MiB", "mirror"
+    # E2E_SHARDS=N runs every test on hosts of N shards.
+    disks_per_host, shards = 1, int(os.environ.get("E2E_SHARDS", "0"))
 
     def setUp(self):
         self.stack = Stack()
@@ -56,6 +58,8 @@ class ClusterTest(unittest.TestCase):
             disk_size=self.disk_size,
             base_port=free_ports(),
             backend=self.backend,
+            disks=self.disks_per_host,
+            shards=self.shards,
         )
         self.cluster.begin()
         self.make_policy(self.policy, 1)

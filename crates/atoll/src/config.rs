@@ -25,6 +25,11 @@ pub const SOCKET_PATH_MAX: usize = 107;
 const DAYS_MAX: u64 = 3_650;
 /// The longest that `io.busy_poll_us` accepts.
 const BUSY_POLL_US_MAX: u64 = 10_000;
+/// The most shards that `host.shards` accepts.
+const SHARDS_MAX: u64 = 64;
+/// A machine with fewer cores has one shard unless it is told otherwise: guests, clients and the
+/// kernel need cores, too.
+const CORES_MIN: usize = 4;
 /// Disks of one group: the cache and seven for capacity.
 const DISKS_MAX: usize = 8;
 
@@ -131,6 +136,13 @@ pub const KEYS: &[Key] = &[
     key("host.name", Kind::Text, "", "Name of this host, unique in the cluster; empty: hostname"),
     key("host.fault_domain", Kind::Text, "", "Copies never share one; empty: the host itself"),
     key("host.data_dir", Kind::Path, "/var/lib/atoll", "This host's identity and lock"),
+    key(
+        "host.shards",
+        Kind::Number("shards", SHARDS_MAX),
+        "0",
+        "Threads that serve disk groups and volumes; 0: one for each group, at most one for each \
+         core, and one if there are fewer than 4 cores",
+    ),
     key("network.api", Kind::Address, "127.0.0.1:8460", "REST and metrics over TCP; empty: none"),
     key(
         "network.api_names",
@@ -217,6 +229,8 @@ pub struct Config {
     pub fault_domain: String,
     /// `host.data_dir`.
     pub data_dir: PathBuf,
+    /// `host.shards`; 0: see [`Config::shards`].
+    pub shards_wanted: u8,
     /// `network.api`.
     pub api: Option<SocketAddr>,
     /// `network.api_names`.
@@ -288,6 +302,16 @@ const CHECKED: &str = "checked when it was read";
 type Values = BTreeMap<&'static str, (Value, String)>;
 
 impl Config {
+    /// Threads that serve disk groups and volumes on a machine with so many cores: 1 to 64.
+    pub fn shards(&self, cores: usize) -> u8 {
+        if self.shards_wanted > 0 {
+            return self.shards_wanted;
+        }
+        let most = if cores < CORES_MIN { 1 } else { cores };
+        let shards = self.groups.len().clamp(1, most).min(SHARDS_MAX as usize);
+        u8::try_from(shards).expect("at most 64")
+    }
+
     /// The configuration of `path`, its `conf.d` and `environment`.
     ///
     /// # Errors
@@ -505,6 +529,7 @@ impl Reader {
         self.check_disks()?;
         Ok(Config {
             data_dir: self.text("host.data_dir").into(),
+            shards_wanted: self.text("host.shards").parse().expect(CHECKED),
             api,
             api_names: self.list("network.api_names").to_vec(),
             api_writable: self.flag("network.api_writable"),
@@ -1151,6 +1176,25 @@ mod tests {
         assert_eq!(config.groups.len(), 1);
         assert!(config.groups[0].all_flash);
         assert_eq!(config.groups[0].log_bytes, Some(2 << 30));
+    }
+
+    #[test]
+    fn a_host_has_a_shard_a_group_and_no_more_than_cores() {
+        let groups = |count| "[[group]]\ndisks = [\"/dev/DISK\"]\n".repeat(count);
+        let config = |host: &str, count: usize| {
+            let mut text = format!("[host]\nname = \"h\"\n{host}\n{}", groups(count));
+            for disk in 0..count {
+                text = text.replacen("DISK", &format!("d{disk}"), 1);
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("atoll.toml");
+            std::fs::write(&path, text).unwrap();
+            Config::load(&path, []).unwrap()
+        };
+        let chosen = |count, cores| config("", count).shards(cores);
+        assert_eq!([chosen(0, 16), chosen(1, 16), chosen(8, 16), chosen(8, 4)], [1, 1, 8, 4]);
+        assert_eq!([chosen(8, 1), chosen(8, 3), chosen(80, 128)], [1, 1, 64]);
+        assert_eq!(config("shards = 5", 2).shards(2), 5);
     }
 
     #[test]

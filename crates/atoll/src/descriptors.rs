@@ -13,9 +13,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Of the host itself: runtimes, log, locks, listening sockets, the directory, files that are
 /// read for a moment.
 const OWN: u64 = 40;
+/// Of each shard: its runtime, its ring, its connection to the directory.
+const EACH_SHARD: u64 = 10;
 /// Of each disk.
 const EACH_DISK: u64 = 2;
-/// Of each other host: three connections each way.
+/// Of each other host, by each shard: three connections each way.
 const EACH_PEER: u64 = 6;
 /// Other hosts that room is kept for, whatever the limit.
 const PEERS_LEAST: u64 = 4;
@@ -35,17 +37,28 @@ pub struct Shares {
     pub nbd: usize,
 }
 
-/// Raises the limit of a host with so many disks as far as it goes, and says what there is.
+/// Raises the limit of a host with so many disks and shards as far as it goes, and says what there
+/// is.
 ///
 /// # Errors
 /// [`Code::Failed`]: with so few it would answer nobody.
-pub fn of_host(disks: usize) -> Result<Shares, Problem> {
-    let disks = EACH_DISK * disks as u64;
-    let least = OWN + disks + EACH_PEER * PEERS_LEAST + 2 * CLIENTS_LEAST;
+pub fn of_host(disks: usize, shards: u8) -> Result<Shares, Problem> {
+    let own = own(disks, shards);
+    let least = own + each_peer(shards) * PEERS_LEAST + 2 * CLIENTS_LEAST;
     let clients = limits::CONNECTIONS_MAX as u64 + nbd_most();
-    let most = OWN + disks + EACH_PEER * PEERS_MOST + clients;
+    let most = own + each_peer(shards) * PEERS_MOST + clients;
     let limit = raise("this host", least, most)?;
-    Ok(shares(limit, disks))
+    Ok(shares(limit, own, each_peer(shards)))
+}
+
+/// What a host needs for itself.
+fn own(disks: usize, shards: u8) -> u64 {
+    OWN + EACH_DISK * disks as u64 + EACH_SHARD * (u64::from(shards) - 1)
+}
+
+/// What a host needs for another one.
+fn each_peer(shards: u8) -> u64 {
+    EACH_PEER * u64::from(shards)
 }
 
 /// The same of the directory.
@@ -62,10 +75,10 @@ fn nbd_most() -> u64 {
     Limits::default().connections as u64
 }
 
-fn shares(limit: u64, disks: u64) -> Shares {
+fn shares(limit: u64, own: u64, each_peer: u64) -> Shares {
     // Room for all peers there may be, as long as clients have theirs.
-    let left = limit.saturating_sub(OWN + disks + EACH_PEER * PEERS_LEAST);
-    let peers = (EACH_PEER * (PEERS_MOST - PEERS_LEAST)).min(left / 3);
+    let left = limit.saturating_sub(own + each_peer * PEERS_LEAST);
+    let peers = (each_peer * (PEERS_MOST - PEERS_LEAST)).min(left / 3);
     let left = left - peers;
     let api = (left / 3).clamp(CLIENTS_LEAST, limits::CONNECTIONS_MAX as u64);
     let nbd = left.saturating_sub(api).clamp(CLIENTS_LEAST, nbd_most());
@@ -102,19 +115,20 @@ fn raise(who: &str, least: u64, most: u64) -> Result<u64, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CLIENTS_LEAST, EACH_DISK, EACH_PEER, OWN, PEERS_LEAST, nbd_most, shares};
+    use super::{CLIENTS_LEAST, PEERS_LEAST, each_peer, nbd_most, own, shares};
 
     #[test]
     fn shares_fit_and_large_limits_give_everything() {
-        for disks in [0, 1, 8, 64].map(|disks| disks * EACH_DISK) {
-            let own = OWN + disks + EACH_PEER * PEERS_LEAST;
-            for limit in own + 2 * CLIENTS_LEAST..3000 {
-                let shares = shares(limit, disks);
+        for (disks, count) in [(0, 1), (1, 1), (8, 4), (64, 16)] {
+            let (own, each_peer) = (own(disks, count), each_peer(count));
+            let needed = own + each_peer * PEERS_LEAST;
+            for limit in needed + 2 * CLIENTS_LEAST..3000 {
+                let shares = shares(limit, own, each_peer);
                 let clients = (shares.api + shares.nbd) as u64;
-                assert!(own + clients <= limit, "{limit} {disks} {shares:?}");
+                assert!(needed + clients <= limit, "{limit} {disks} {shares:?}");
                 assert!(shares.api as u64 >= CLIENTS_LEAST && shares.nbd as u64 >= CLIENTS_LEAST);
             }
-            let all = shares(1 << 20, disks);
+            let all = shares(1 << 20, own, each_peer);
             assert_eq!((all.api, all.nbd as u64), (256, nbd_most()));
         }
     }

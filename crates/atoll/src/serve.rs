@@ -1,26 +1,26 @@
 //! `atoll serve`: one host's daemon. REST on the thread that starts it, everything about volumes
-//! on the shard's own.
+//! on the shards' own.
 //!
 //! Invariants: sockets are bound and the data directory is locked before a disk is touched; the
-//! process ends when the shard ends; SIGTERM and SIGINT stop it in order.
+//! process ends when a shard ends; SIGTERM and SIGINT stop it in order.
 
-use crate::bridge::{ShardHandle, bridge};
+use crate::bridge::{Bridge, ShardHandle, bridge};
 use crate::cli::args::{Directory, Serve};
 use crate::cli::context::{Context, Interrupt};
 use crate::cli::out::Run;
 use crate::config::{self, Config};
-use crate::descriptors::{self, Shares};
-use crate::engine::{Bound, Engine, EngineControl};
+use crate::descriptors;
+use crate::engine::{Bound, Engine, EngineControl, Plan, Shard};
 use crate::lock::DataDir;
 use crate::log;
 use crate::rest::door::Access;
 use crate::rest::listen::Listeners;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
+use atoll_real::Shard as Thread;
 use atoll_real::directory::DirectoryServer;
-use atoll_real::{Shard, limit_cpu_latency, set_busy_poll_max};
 use std::io::Read;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Runs the daemon until it is told to stop.
 ///
@@ -34,7 +34,8 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     }
     log::start(&config.log_level, config.log_json);
     let disks = config.groups.iter().map(|group| group.disks.len()).sum();
-    let shares = descriptors::of_host(disks)?;
+    let shards = config.shards(std::thread::available_parallelism().map_or(1, usize::from));
+    let shares = descriptors::of_host(disks, shards)?;
     let data = DataDir::lock(&config.data_dir)?;
     let host: HostId = {
         let new = random_host()?;
@@ -42,17 +43,18 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     };
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
     let listeners = listeners.at_most(shares.api);
+    let plan = Plan::new(config.clone(), shards, shares.nbd);
     let (near, handle) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
     let (ended, mut end) = oneshot::channel();
     let (give_up, stop) = stop_signal(&context.interrupt);
-    let (shard_config, shard_stop) = (config.clone(), stop.clone());
-    let shard = Shard::start("shard-0", move || async move {
-        let outcome = shard(shard_config, host, shares, data, handle, sender, shard_stop).await;
+    let others = Others::start(&plan)?;
+    let (bridges, shard_stop) = (others.bridges.clone(), stop.clone());
+    let first = start_thread(0, move || async move {
+        let outcome = first(plan, host, data, bridges, handle, sender, shard_stop).await;
         let _ = ended.send(());
         outcome
-    })
-    .map_err(|e| Problem::new(Code::Failed, format!("the shard cannot be started: {e}")))?;
+    })?;
     match bound.await {
         Ok(Ok(())) => {}
         Ok(Err(problem)) => return Err(problem.into()),
@@ -65,24 +67,83 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         socket: config.api_socket.clone(),
     };
     let mut rest = std::pin::pin!(listeners.serve(control, access, stop));
+    let mut dead = others.dead;
     let shard_ended = tokio::select! {
         biased;
         _ = &mut end => true,
+        // They end when they are told to, below: one has died.
+        Some(()) = dead.recv() => false,
         () = &mut rest => false,
     };
-    // Whichever ended first, the other one ends now.
+    // Whichever ended first, the other ones end now.
     let _ = give_up.send(true);
     if shard_ended {
         rest.await;
     } else {
         let _ = end.await;
     }
-    let outcome = tokio::task::spawn_blocking(move || shard.join()).await;
-    match outcome {
+    let _ = others.over.send(true);
+    let outcome = tokio::task::spawn_blocking(move || {
+        let of_others: Vec<_> = others.threads.into_iter().map(Thread::join).collect();
+        of_others
+            .into_iter()
+            .fold(first.join(), |all, other| all.and_then(|done| other.map(|()| done)))
+    });
+    match outcome.await {
         Ok(Ok(done)) => Ok(done?),
-        Ok(Err(e)) => Err(Problem::new(Code::Failed, format!("the shard: {e}")).into()),
-        Err(_) => Err(Problem::new(Code::Failed, "the shard died; see the log above").into()),
+        Ok(Err(e)) => Err(Problem::new(Code::Failed, format!("a shard: {e}")).into()),
+        Err(_) => Err(Problem::new(Code::Failed, "a shard died; see the log above").into()),
     }
+}
+
+/// The threads of all shards but 0.
+struct Others {
+    bridges: Vec<Bridge<Shard>>,
+    threads: Vec<Thread<()>>,
+    /// Tells them to end.
+    over: watch::Sender<bool>,
+    /// Says that one has ended.
+    dead: mpsc::Receiver<()>,
+}
+
+impl Others {
+    fn start(plan: &Plan) -> Result<Self, Problem> {
+        let (over, is_over) = watch::channel(false);
+        let (alive, dead) = mpsc::channel(1);
+        let (mut bridges, mut threads) = (Vec::new(), Vec::new());
+        for number in 1..plan.shards() {
+            let (near, handle) = bridge::<Shard>();
+            let (plan, is_over, alive) = (plan.clone(), is_over.clone(), Alive(alive.clone()));
+            let thread = start_thread(number, move || async move {
+                let _alive = alive;
+                Shard::new(number, plan).live(handle, is_over).await;
+            })?;
+            bridges.push(near);
+            threads.push(thread);
+        }
+        Ok(Self { bridges, threads, over, dead })
+    }
+}
+
+/// Says at its end, also by a panic, that a thread has ended.
+struct Alive(mpsc::Sender<()>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        // It has been said, or nobody listens any more.
+        let _ = self.0.try_send(());
+    }
+}
+
+fn start_thread<F, M, T>(number: u8, main: M) -> Result<Thread<T>, Problem>
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+    M: FnOnce() -> F + Send + 'static,
+{
+    Thread::start(&format!("shard-{number}"), main).map_err(|error| {
+        Problem::new(Code::Failed, format!("shard {number} cannot be started: {error}"))
+    })
 }
 
 /// Becomes true at SIGTERM, at SIGINT, or when the first half is told so.
@@ -98,24 +159,17 @@ fn stop_signal(interrupt: &Interrupt) -> (watch::Sender<bool>, watch::Receiver<b
     (sender, receiver)
 }
 
-async fn shard(
-    config: Config,
+/// The life of shard 0, and of the host.
+async fn first(
+    plan: Plan,
     host: HostId,
-    shares: Shares,
     data: DataDir,
+    others: Vec<Bridge<Shard>>,
     handle: ShardHandle<Engine>,
     bound: oneshot::Sender<Result<(), Problem>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
-    set_busy_poll_max(config.busy_poll);
-    if config.low_latency_wakeup
-        && let Err(error) = limit_cpu_latency()
-    {
-        tracing::info!(
-            "{error}: processors sleep as deeply as the system lets them, clients wait longer"
-        );
-    }
-    let sockets = match Bound::new(&config).await {
+    let sockets = match Bound::new(&plan.config, &plan.siblings).await {
         Ok(sockets) => sockets,
         Err(problem) => {
             let _ = bound.send(Err(problem));
@@ -123,7 +177,7 @@ async fn shard(
         }
     };
     let _ = bound.send(Ok(()));
-    let engine = Engine::new(config, host, shares.nbd);
+    let engine = Engine::new(plan, host, others);
     tokio::task::spawn_local(handle.serve(engine.clone()));
     engine.live(sockets, &data, stop).await
 }

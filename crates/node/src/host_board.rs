@@ -13,6 +13,7 @@ use atoll_format::id::{ComponentId, Epoch, ObjectId};
 use atoll_format::record::GroupRecord;
 use atoll_object::Settings;
 use atoll_object::placement::HostView;
+use atoll_world::Nanos;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -44,6 +45,9 @@ pub(crate) struct Named {
     /// The objects' epochs.
     pub epochs: BTreeMap<ObjectId, Epoch>,
 }
+
+/// Shards that shard 0 has chosen for clients in the last seconds, by volume, and when.
+pub(crate) type Chosen = BTreeMap<ObjectId, (u8, Nanos)>;
 
 #[derive(Default)]
 struct State {
@@ -85,6 +89,15 @@ impl HostBoard {
     /// What the shards but 0 last said of themselves.
     pub fn statuses(&self) -> Vec<HostStatus> {
         self.state().statuses.values().cloned().collect()
+    }
+
+    /// Of the shards but 0: the volumes that each serves clients of, and those that it owns.
+    pub fn volumes(&self) -> BTreeMap<u8, (BTreeSet<ObjectId>, BTreeSet<ObjectId>)> {
+        let of = |status: &HostStatus| {
+            let open = status.open_volumes.keys().copied().collect();
+            (open, status.objects.iter().map(|object| object.id).collect())
+        };
+        self.state().statuses.iter().map(|(&shard, status)| (shard, of(status))).collect()
     }
 
     /// An event for shard 0 to keep; the oldest goes if too many wait.

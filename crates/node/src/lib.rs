@@ -12,10 +12,11 @@
 //! - `membership`: who is in the cluster, and how each is;
 //! - `volume_view`, `object_delete`, `volume_lock`: volumes, and having one to oneself;
 //! - `manage`: what people ask for; `care`: what nobody asks for;
-//! - `admin::server`, `export`, `start`: what others ask of this host, and its life.
+//! - `client_shard`, `admin::server`, `export`, `start`: what others ask of this host, and its life.
 
 mod admin;
 mod care;
+mod client_shard;
 mod error;
 mod event_kinds;
 mod event_lines;

@@ -7,7 +7,7 @@
 //! runs is published once; a volume counts as open as long as it has a client.
 
 use crate::event_log::{About, EventLog, EventMark, EventsKept, HostEvents, NodeEvent, Severity};
-use crate::host_board::{HostBoard, Noted};
+use crate::host_board::{Chosen, HostBoard, Noted};
 use crate::repair_queue::RepairQueue;
 use crate::status::HostStatus;
 use crate::volume_lock::table::{Import, LockTable};
@@ -96,6 +96,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub volume_names: RefCell<BTreeMap<ObjectId, String>>,
     /// Volumes that front ends of this host have open, with the number of clients.
     pub open_volumes: RefCell<BTreeMap<ObjectId, u32>>,
+    /// Shards that were chosen for clients.
+    pub chosen: RefCell<Chosen>,
     /// Locks of volumes that this host was told of, has or tries to get.
     pub locks: Rc<LockTable>,
     /// Imports through this host, by the token of their lock.
@@ -142,6 +144,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             silent: RefCell::default(),
             volume_names: RefCell::default(),
             open_volumes: RefCell::default(),
+            chosen: RefCell::default(),
             locks: Rc::default(),
             imports: RefCell::default(),
             repairs: RepairQueue::default(),

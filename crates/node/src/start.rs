@@ -22,6 +22,15 @@ pub struct FirstShard {
     board: HostBoard,
 }
 
+impl FirstShard {
+    /// Whether a disk of another shard cannot be used now: before that shard starts, or what is on
+    /// the disk would count as lost between the two.
+    pub fn set_lacks_disks(&self, shard: u8, lacks: bool) {
+        assert!(0 < shard && shard < self.shards, "shard {shard} of {}", self.shards);
+        self.of_host.set_lacks_disks(shard, lacks);
+    }
+}
+
 impl<W: World, S: Components> Node<W, S> {
     /// Starts a host of one shard: its members serve, its record is published, its cluster is
     /// watched. `kept`: its events of earlier lives, and where those of this one go.
@@ -111,8 +120,12 @@ impl<W: World, S: Components> Node<W, S> {
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.objects.release_all().await;
-        // The front ends have ended before: it is true.
-        if self.is_first_shard() && self.0.open_volumes.borrow().is_empty() {
+        let place = &self.0.place;
+        if !self.is_first_shard() {
+            // Shard 0, which stops behind this one, must not take it for busy.
+            place.board.tell(place.shard, self.0.groups.borrow().clone(), self.status());
+        } else if self.host_status().open_volumes.is_empty() {
+            // The front ends have ended before: it is true.
             self.say_farewell().await;
         }
         self.0.objects.peers().stop();

@@ -447,10 +447,12 @@ impl<T: Storage> Cluster<T> {
             if on == host {
                 let number = self.0.spec.history.unwrap_or_else(|| world.random());
                 let rng = Rng::named(number, &format!("client {client}"));
-                // On any shard, as a connection may be served by any.
-                let at = if shards == 1 { 0 } else { (world.random() % shards) as usize };
-                let (node, world) = (all[at].clone(), worlds[at].clone());
-                world.spawn(self.clone().run_client(node, world.clone(), volume, mix, rng));
+                // On any shard, as a connection may be served by any: every other one where its
+                // host would have it.
+                let at = if shards == 1 { 0 } else { (world.random() % (2 * shards)) as usize };
+                let at = if at < all.len() { Some(at) } else { None };
+                let client = (volume, mix, rng);
+                world.spawn(self.clone().run_client(all.clone(), worlds.clone(), at, client));
             }
         }
     }
@@ -527,19 +529,26 @@ impl<T: Storage> Cluster<T> {
         self.0.plan.get().is_some_and(|plan| gives_all(plan) && plan.victim != Some(host))
     }
 
+    /// A client of a host with those shards, on one of them or where the host would have it.
     async fn run_client(
         self,
-        node: Node<SimWorld, T::Store>,
-        world: SimWorld,
-        volume: usize,
-        mix: Mix,
-        rng: Rng,
+        shards: Vec<Node<SimWorld, T::Store>>,
+        worlds: Vec<SimWorld>,
+        at: Option<usize>,
+        (volume, mix, rng): (usize, Mix, Rng),
     ) {
-        let book = self.0.books[volume].clone();
+        let (book, name) = (self.0.books[volume].clone(), volume_name(volume));
         while !book.is_over() {
-            match node.open(&volume_name(volume)).await {
-                Ok(open) => return book.client(open, mix, rng).await,
-                Err(_) => world.sleep(Nanos::from_ms(200)).await,
+            let at = match at {
+                Some(at) => at,
+                None => shards[0].shard_for_client(&name).await.unwrap_or(0).into(),
+            };
+            match shards[at].open(&name).await {
+                Ok(open) if at == 0 => return book.client(open, mix, rng).await,
+                Ok(open) => {
+                    return worlds[at].spawn(async move { book.client(open, mix, rng).await });
+                }
+                Err(_) => worlds[at].sleep(Nanos::from_ms(200)).await,
             }
         }
     }

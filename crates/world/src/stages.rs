@@ -126,6 +126,13 @@ impl Histogram {
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let buckets = std::array::from_fn(|i| self.buckets[i] + other.buckets[i]);
+        Self { buckets, sum: self.sum + other.sum }
+    }
 }
 
 /// The histograms of one shard. Clones are the same.

@@ -168,6 +168,10 @@ pub struct DevStart {
     /// Disks of each host, each a disk group of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub disks_per_host: u8,
+    /// Shards of each host: threads that serve its disk groups and volumes; 0: as many as `atoll
+    /// serve` takes by itself
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
+    pub shards: u8,
     /// First of the two ports that each host uses on its own loopback address
     #[arg(long, default_value_t = 8460, value_parser = clap::value_parser!(u16).range(1..=65_534))]
     pub base_port: u16,

@@ -184,6 +184,7 @@ async fn detach(context: &Context, plan: &Plan, start: &DevStart) -> Run {
     command.args(["--hosts", &start.hosts.to_string()]);
     command.args(["--disk-size", &start.disk_size.to_string()]);
     command.args(["--disks-per-host", &start.disks_per_host.to_string()]);
+    command.args(["--shards", &start.shards.to_string()]);
     command.args(["--base-port", &start.base_port.to_string()]);
     command.args(["--backend", &start.backend]);
     if start.auto_restart {

@@ -27,6 +27,7 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     backend: String,
     disk_size: u64,
+    shards: u8,
 }
 
 /// One host of it.
@@ -103,7 +104,7 @@ impl Plan {
             })
             .collect();
         let disk_size = start.disk_size / (1 << 20) * (1 << 20);
-        Ok(Self { dir, hosts, backend: start.backend.clone(), disk_size })
+        Ok(Self { dir, hosts, backend: start.backend.clone(), disk_size, shards: start.shards })
     }
 
     /// Where the directory's files are.
@@ -165,12 +166,13 @@ impl Plan {
     pub fn config(&self, host: &HostPlan) -> String {
         let mut text = format!(
             "# Written by atoll dev; written again at every start.\n\
-             [host]\nname = \"{name}\"\ndata_dir = {data}\n\n\
+             [host]\nname = \"{name}\"\ndata_dir = {data}\nshards = {shards}\n\n\
              [network]\napi = \"{address}:{port}\"\napi_socket = {api}\n\
              peer = [\"{address}:{peer}\"]\n\n\
              [directory]\nkind = \"embedded\"\nsocket = {directory}\n\n\
              [frontends]\nnbd = {{ unix = {nbd} }}\n",
             name = host.name,
+            shards = self.shards,
             data = toml(&host.dir.join("data")),
             api = toml(&host.api_socket()),
             nbd = toml(&host.nbd_socket()),
@@ -254,6 +256,7 @@ mod tests {
             dir: Some(dir.into()),
             disk_size: 8 << 30,
             disks_per_host: 2,
+            shards: 2,
             base_port: 9000,
             backend: "threads".into(),
             detach: false,
@@ -273,7 +276,7 @@ mod tests {
         assert_eq!(config.host_name, "host3");
         assert_eq!(config.api, Some("127.0.0.4:9000".parse().unwrap()));
         assert_eq!(config.peers, ["127.0.0.4:9001".parse().unwrap()]);
-        assert_eq!(config.groups.len(), 2);
+        assert_eq!((config.groups.len(), config.shards(1)), (2, 2));
         assert_eq!(plan.make_disks(host).unwrap().len(), 2);
         assert_eq!(plan.make_disks(host).unwrap().len(), 0, "disks are made once");
         assert_eq!(host.disks[0].metadata().unwrap().len(), 8 << 30);

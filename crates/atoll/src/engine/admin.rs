@@ -3,13 +3,13 @@
 
 use super::disks::GroupSlot;
 use super::items::{check_item, resync_item, space_item, state_item, task_item};
-use super::meter::{Totals, add};
-use super::{Engine, Running, disks, seconds};
+use super::meter::{Figures, SessionFigures, Totals};
+use super::{Engine, Running, Shard, disks, seconds};
 use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
-    GroupState, HealthCheck, Host, Io, Level, LockPurpose, Member, MemberState, Method, Placement,
+    GroupState, HealthCheck, Host, Level, LockPurpose, Member, MemberState, Method, Placement,
     Policy, PolicyCheck, Resync, Scrub, Session, Space, Task, Volume, VolumeCreate, VolumeLock,
     VolumeLockRequest, VolumePatch,
 };
@@ -23,9 +23,9 @@ use atoll_node::{
     Severity, VolumeView, host_name, merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
-use atoll_object::promised::promised_bytes;
-use atoll_world::{Components, Nanos, World};
+use atoll_world::{Nanos, World};
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// Bytes per second and disk group of a scrub that names no rate: a disk of 4 TB in 11 hours.
 const SCRUB_RATE: u64 = 100 << 20;
@@ -140,18 +140,20 @@ impl Engine {
 
     /// Checks of this host alone that did not pass.
     pub fn local_checks(&self) -> Vec<HealthCheck> {
-        let unused = self.slots.iter().filter(|slot| slot.running.borrow().is_none());
+        let unused = self.slots.iter().filter(|slot| slot.running().is_none());
         let check = |slot: &GroupSlot| {
-            let (disks, why) = (slot.paths().join(", "), slot.trouble.borrow());
+            let (disks, why) = (slot.paths().join(", "), slot.trouble());
             check_item(Check::disk_unused(&self.config.host_name, &disks, &why))
         };
         unused.map(check).collect()
     }
 
-    /// This host's load, all volumes together.
-    pub fn local_io(&self) -> Io {
-        let totals = self.meter.totals();
-        totals.iter().map(|(name, _)| self.meter.rate(name)).fold(Io::default(), add)
+    /// What clients of this host have open, and do.
+    ///
+    /// # Errors
+    /// A shard does not tell.
+    pub async fn figures(&self) -> Result<Figures, Problem> {
+        Ok(self.shards.figures().await?.used)
     }
 
     /// Asks every host how it is, if the cluster is meant; those that do not tell.
@@ -173,14 +175,15 @@ impl Engine {
     }
 
     /// All hosts; the load of this one only.
-    pub fn hosts(&self) -> Result<Vec<Host>, Problem> {
+    pub async fn hosts(&self) -> Result<Vec<Host>, Problem> {
         let hosts = self.running()?.node.hosts();
+        let load = self.figures().await?.io();
         let all = hosts.into_iter().map(|(record, up, status)| Host {
             up,
             groups: record.groups.len() as u32,
             owned_volumes: status.as_ref().map(|s| s.objects.len() as u32),
             space: status.as_ref().map(|status| space_item(status.space())),
-            io: (record.id == self.host).then(|| self.local_io()),
+            io: (record.id == self.host).then_some(load),
             id: record.id.to_string(),
             name: record.name,
             fault_domain: record.fault_domain,
@@ -234,8 +237,8 @@ impl Engine {
         let hosts = running.node.hosts();
         let mine = hosts.iter().find(|(record, ..)| record.id == self.host);
         let mut all = Vec::new();
-        for slot in &self.slots {
-            let group = *slot.running.borrow();
+        for slot in self.slots.iter() {
+            let group = slot.running();
             let record = mine.and_then(|(record, ..)| {
                 record.groups.iter().find(|record| Some(record.id) == group)
             });
@@ -279,14 +282,13 @@ impl Engine {
                 let detail = format!("host {} has no [[group]] of {shown}", self.config.host_name);
                 Problem::new(Code::NotFound, detail).hint(hint).field("disks")
             })?;
-        let (identity, backend) = (self.identity(&running.cluster), self.config.backend);
-        let made = disks::create(&running.world, slot, identity, backend, dry_run).await?;
-        let shape =
-            if slot.config.all_flash { GroupShape::AllFlash } else { GroupShape::SingleTier };
-        let mut group = Group {
+        let group = Group {
             id: GroupId::default().to_string(),
             host: self.config.host_name.clone(),
-            shape,
+            shape: match slot.config.all_flash {
+                true => GroupShape::AllFlash,
+                false => GroupShape::SingleTier,
+            },
             disks: slot.paths(),
             state: GroupState::Healthy,
             healthy: true,
@@ -296,22 +298,11 @@ impl Engine {
             log_fill_percent: None,
             components: None,
         };
-        if let Some((store, record)) = made {
-            let space = store.space();
-            group.id = record.id.to_string();
-            group.log_bytes = Some(space.log_bytes);
-            group.log_fill_percent = Some(0);
-            group.components = Some(0);
-            group.space = Some(Space {
-                capacity_bytes: space.capacity_bytes,
-                used_bytes: space.used_bytes,
-                free_bytes: space.free_bytes,
-            });
-            let message = format!("disk group {} on {}", record.id, slot.paths().join(", "));
-            running.node.add_group(store, record);
-            running.node.note(Severity::Info, "group-created", None, message);
-        }
-        Ok(group)
+        let identity = self.identity(&running.cluster);
+        let create = move |shard: Rc<Shard>| async move {
+            shard.create_group(group, identity, dry_run).await
+        };
+        self.shards.on(slot.shard, create).await
     }
 
     /// All policies.
@@ -391,9 +382,9 @@ impl Engine {
         })
     }
 
-    fn volume_item(&self, view: &VolumeView, facts: &ClusterFacts) -> Volume {
+    fn volume_item(&self, view: &VolumeView, facts: &ClusterFacts, used: &Figures) -> Volume {
         let name = &view.name;
-        let sessions = self.meter.sessions().iter().filter(|s| s.volume == *name).count();
+        let (io, sessions) = used.of(name);
         Volume {
             name: name.clone(),
             id: view.record.id.to_string(),
@@ -406,10 +397,10 @@ impl Engine {
             state: state_item(facts.state(view)),
             owner: view.record.owner.map(|owner| host_name(&facts.hosts, owner.host)),
             epoch: view.record.epoch.0,
-            sessions: sessions as u32,
+            sessions,
             created_at: rfc3339(view.created_ms),
             revision: view.revision,
-            io: self.meter.rate(name),
+            io,
             exports: self.exports(name),
         }
     }
@@ -464,20 +455,20 @@ impl Engine {
 
     /// All volumes; load and clients of this host only.
     pub async fn volumes(&self) -> Result<Vec<Volume>, Problem> {
-        let facts = self.facts().await?;
-        Ok(facts.volumes.iter().map(|volume| self.volume_item(volume, &facts)).collect())
+        let (facts, used) = (self.facts().await?, self.figures().await?);
+        Ok(facts.volumes.iter().map(|volume| self.volume_item(volume, &facts, &used)).collect())
     }
 
-    fn one(&self, running: &Running, volume: VolumeView) -> Volume {
-        let hosts = running.node.hosts();
-        self.volume_item(&volume, &ClusterFacts { hosts, ..ClusterFacts::default() })
+    async fn one(&self, running: &Running, volume: VolumeView) -> Result<Volume, Problem> {
+        let facts = ClusterFacts { hosts: running.node.hosts(), ..ClusterFacts::default() };
+        Ok(self.volume_item(&volume, &facts, &self.figures().await?))
     }
 
     /// One volume, by name or id.
     pub async fn volume(&self, name: &str) -> Result<Volume, Problem> {
         let running = self.running()?;
         let volume = running.node.volume(&self.name_of(name).await?).await.map_err(problem)?;
-        Ok(self.one(running, volume))
+        self.one(running, volume).await
     }
 
     /// The name of the volume that is called so, or whose object has that id.
@@ -504,7 +495,7 @@ impl Engine {
         let VolumeCreate { name, size_bytes, policy } = request;
         let create = CreateVolume { name, size_bytes, policy, prefer: None, dry_run };
         let volume = running.node.create_volume(create).await.map_err(problem)?;
-        Ok(self.one(running, volume))
+        self.one(running, volume).await
     }
 
     /// Changes a volume.
@@ -539,7 +530,13 @@ impl Engine {
         let node = &self.running()?.node;
         node.delete_volume(&name, if_revision, force, dry_run).await.map_err(not_deleted)?;
         if !dry_run {
-            self.meter.forget(&name);
+            self.shards.own().forget_figures(&name);
+            let forget = move |shard: Rc<Shard>| async move {
+                shard.forget_figures(&name);
+                Ok(())
+            };
+            // What a shard that does not answer has counted is forgotten later.
+            self.shards.on_others(forget).await;
         }
         Ok(())
     }
@@ -645,9 +642,10 @@ impl Engine {
             let silent = node.scrub(volume.as_deref(), rate).await.map_err(problem)?;
             return self.silent(&silent);
         };
-        let stores = node.objects().members().stores();
-        let store = stores.iter().find(|store| store.group().to_string() == group);
-        store.ok_or_else(|| Problem::not_found("group", group))?.scrub(None, rate);
+        let not_found = || Problem::not_found("group", group);
+        let id: GroupId = group.parse().map_err(|_| not_found())?;
+        let slot = self.slots.of_group(id).ok_or_else(not_found)?;
+        self.shards.on(slot.shard, move |shard| async move { shard.scrub(id, rate) }).await?;
         Ok(Vec::new())
     }
 
@@ -735,24 +733,24 @@ impl Engine {
     }
 
     /// Clients of this host.
-    pub fn sessions(&self, volume: Option<&str>) -> Vec<Session> {
-        let sessions = self.meter.sessions().into_iter();
+    pub async fn sessions(&self, volume: Option<&str>) -> Result<Vec<Session>, Problem> {
+        let sessions = self.figures().await?.sessions.into_iter();
         let wanted = sessions.filter(|s| volume.is_none_or(|volume| s.volume == volume));
         let sessions = wanted.map(|session| {
-            let totals = session.totals();
+            let SessionFigures { id, volume, peer, since_ms, totals, in_flight } = session;
             Session {
-                id: session.id,
-                volume: session.volume.clone(),
+                id,
+                volume,
                 host: self.config.host_name.clone(),
                 protocol: "nbd".into(),
-                peer: session.peer.to_string(),
-                since: rfc3339(session.since_ms),
+                peer,
+                since: rfc3339(since_ms),
                 reads: totals.reads,
                 writes: totals.writes,
-                in_flight: session.in_flight(),
+                in_flight,
             }
         });
-        sessions.collect()
+        Ok(sessions.collect())
     }
 
     /// Forgets the load of volumes that are gone, whoever has deleted them. What cannot be found
@@ -761,13 +759,22 @@ impl Engine {
         let Ok(running) = self.running() else { return };
         let listed = tokio::time::timeout(LIST_WAIT, running.node.volumes()).await;
         if let Ok(Ok(volumes)) = listed {
-            let names: BTreeSet<&str> = volumes.iter().map(|volume| &*volume.name).collect();
-            self.meter.keep(|name| names.contains(name));
+            let names: BTreeSet<String> = volumes.into_iter().map(|volume| volume.name).collect();
+            self.shards.own().keep_figures(|name| names.contains(name));
+            let keep = move |shard: Rc<Shard>| async move {
+                shard.keep_figures(|name| names.contains(name));
+                Ok(())
+            };
+            self.shards.on_others(keep).await;
         }
     }
 
     /// Numbers for Prometheus, of this host.
-    pub fn metrics(&self) -> Vec<Sample> {
+    ///
+    /// # Errors
+    /// A shard does not tell: without its part, counters would seem to fall.
+    pub async fn metrics(&self) -> Result<Vec<Sample>, Problem> {
+        let figures = self.shards.figures().await?;
         let mut samples = Vec::new();
         let mut put = |name, help, counter, labels: &[(&'static str, &str)], value: f64| {
             let labels = labels.iter().map(|&(label, text)| (label, text.to_owned())).collect();
@@ -783,9 +790,9 @@ impl Engine {
         let dropped = "Lines of log that stderr did not take.";
         let lines = crate::log::dropped() as f64;
         put("atoll_log_lines_dropped_total", dropped, true, &[("host", host)], lines);
-        for (name, totals) in self.meter.totals() {
+        for (name, (totals, _)) in &figures.used.volumes {
             let labels = [("host", host), ("volume", name.as_str())];
-            for (name, help, value) in volume_samples(&totals) {
+            for (name, help, value) in volume_samples(totals) {
                 put(name, help, true, &labels, value);
             }
         }
@@ -799,7 +806,7 @@ impl Engine {
                 files.dropped() as f64,
             );
         }
-        let Ok(running) = serving else { return samples };
+        let Ok(running) = serving else { return Ok(samples) };
         let status = running.node.host_status();
         for group in &status.groups {
             let id = group.id.to_string();
@@ -883,14 +890,12 @@ impl Engine {
             &own,
             without as f64,
         );
-        let owned = running.node.objects().owned();
-        let promised = owned.iter().map(|object| promised_bytes(&object.record)).sum::<u64>();
         put(
             "atoll_promised_bytes",
             "What the owned volumes may take on disks, all copies, if written in full.",
             false,
             &own,
-            promised as f64,
+            figures.promised_bytes as f64,
         );
         let owned = status.objects.len() as f64;
         put("atoll_owned_volumes", "Volumes whose I/O this host orders.", false, &own, owned);
@@ -909,7 +914,7 @@ impl Engine {
             &own,
             seconds(Nanos((status.uptime_s * 1e9) as u64)) as f64,
         );
-        let nbd = running.nbd.stats();
+        let nbd = figures.nbd;
         put("atoll_nbd_connections", "NBD clients.", false, &own, nbd.connections as f64);
         put(
             "atoll_nbd_held_bytes",
@@ -929,8 +934,8 @@ impl Engine {
         for (name, help, value) in counters {
             put(name, help, true, &own, value as f64);
         }
-        samples.extend(self.stage_samples());
-        samples
+        samples.extend(self.stage_samples(&figures.stages));
+        Ok(samples)
     }
 }
 

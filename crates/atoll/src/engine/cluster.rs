@@ -100,11 +100,11 @@ impl Engine {
     /// All hosts; the load of each, unless only this one is meant.
     pub async fn all_hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
         if scope == Scope::Local {
-            return self.hosts().map(Told::whole);
+            return self.hosts().await.map(Told::whole);
         }
         self.look(scope).await?;
         let each = self.told_by_each::<VolumeUse>(Question::VolumeUse).await?;
-        let mut hosts = self.hosts()?;
+        let mut hosts = self.hosts().await?;
         Ok(each.map(|each| {
             for (id, uses) in each {
                 let id = id.to_string();
@@ -138,7 +138,7 @@ impl Engine {
             checks.extend(untold.map(check_item));
         }
         checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
-        let mut status = summary(cluster, &facts, self.local_io(), checks);
+        let mut status = summary(cluster, &facts, self.figures().await?.io(), checks);
         Ok(told.map(|each| {
             status.io = each.iter().map(|(_, uses)| sum(uses)).fold(status.io, add);
             status
@@ -237,7 +237,7 @@ impl Engine {
         if let (Scope::Cluster, Some(name)) = (scope, &volume) {
             self.volume(name).await?;
         }
-        let own = self.sessions(volume.as_deref());
+        let own = self.sessions(volume.as_deref()).await?;
         let mut told = self.others(scope, Question::Sessions { volume }).await?;
         told.what.extend(own);
         Ok(told)
@@ -245,7 +245,7 @@ impl Engine {
 
     /// How long I/O takes on each host, those included that do not tell.
     pub async fn all_profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
-        let own = self.profile()?;
+        let own = self.profile().await?;
         let mut told = self.others(scope, Question::Profiles).await?;
         told.what.push(own);
         told.what.extend(told.missing.iter().map(untold_profile));

@@ -49,7 +49,7 @@ impl Control for EngineControl {
     async fn metrics(&self) -> ControlResult<Vec<Sample>> {
         let samples = |engine: Rc<Engine>| async move {
             engine.forget_gone().await;
-            Ok(engine.metrics())
+            engine.metrics().await
         };
         self.bridge.call(samples).await
     }

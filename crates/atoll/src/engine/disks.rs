@@ -17,28 +17,116 @@ use atoll_format::superblock::{Shape, Superblock};
 use atoll_real::{Backend, OpenError, OpenOptions, RealDisk};
 use atoll_store::{FormatError, FormatSpec, Inspection, OpenSpec, format_group, inspect, wipe};
 use atoll_world::{Components, Disk, Nanos, World};
-use std::cell::RefCell;
+use futures_util::future::join_all;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::Notify;
+
+/// The `[[group]]`s of the configuration, over all shards: each is opened, and then served, by one.
+pub struct Slots {
+    all: Vec<GroupSlot>,
+    /// A slot has been looked at, or started, or not.
+    changed: Notify,
+}
 
 /// One `[[group]]` of the configuration.
 pub struct GroupSlot {
     pub config: GroupConfig,
-    /// The group that runs on it.
-    pub running: RefCell<Option<GroupId>>,
-    /// Why none does.
-    pub trouble: RefCell<String>,
+    /// Which shard serves it.
+    pub shard: u8,
+    state: Mutex<SlotState>,
+}
+
+struct SlotState {
+    /// The labels of its disks have been looked at.
+    is_looked_at: bool,
+    /// Of which group they are, if of one.
+    labels: Option<GroupId>,
+    /// It has started, or has not.
+    is_tried: bool,
+    /// What is on its disks cannot be used, or they are not there.
+    is_unusable: bool,
+    running: Option<GroupId>,
+    trouble: String,
+}
+
+impl Slots {
+    /// What the configuration lists, nothing running yet.
+    pub fn all(config: &Config, shards: u8) -> Self {
+        assert!(shards > 0, "every host has shard 0");
+        let slot = |(index, group): (usize, &GroupConfig)| GroupSlot {
+            config: group.clone(),
+            shard: (index % usize::from(shards)) as u8,
+            state: Mutex::new(SlotState {
+                is_looked_at: false,
+                labels: None,
+                is_tried: false,
+                is_unusable: false,
+                running: None,
+                trouble: "not started yet".into(),
+            }),
+        };
+        let all = config.groups.iter().enumerate().map(slot).collect();
+        Self { all, changed: Notify::new() }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &GroupSlot> {
+        self.all.iter()
+    }
+
+    /// Those of a shard.
+    pub fn of_shard(&self, shard: u8) -> impl Iterator<Item = &GroupSlot> {
+        self.all.iter().filter(move |slot| slot.shard == shard)
+    }
+
+    /// Where a group runs.
+    pub fn of_group(&self, group: GroupId) -> Option<&GroupSlot> {
+        self.all.iter().find(|slot| slot.running() == Some(group))
+    }
+
+    /// The slot before that one whose disks carry the labels of the same group.
+    fn original(&self, copy: &GroupSlot, group: GroupId) -> Option<&GroupSlot> {
+        let before = self.all.iter().take_while(|slot| !std::ptr::eq(*slot, copy));
+        before.into_iter().find(|slot| slot.state().labels == Some(group))
+    }
+
+    /// Whether a disk of that shard cannot be used now, and may be again after a restart.
+    pub fn lack_disks(&self, shard: u8) -> bool {
+        self.of_shard(shard).any(|slot| slot.state().is_unusable)
+    }
+
+    /// Returns once all shards have opened what they could.
+    pub async fn all_tried(&self) {
+        self.until(|state| state.is_tried).await;
+    }
+
+    async fn until(&self, holds: impl Fn(&SlotState) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            if self.all.iter().all(|slot| holds(&slot.state())) {
+                return;
+            }
+            changed.await;
+        }
+    }
 }
 
 impl GroupSlot {
-    /// What the configuration lists, nothing running yet.
-    pub fn all(config: &Config) -> Vec<Self> {
-        let slot = |group: &GroupConfig| Self {
-            config: group.clone(),
-            running: RefCell::new(None),
-            trouble: RefCell::new("not started yet".into()),
-        };
-        config.groups.iter().map(slot).collect()
+    fn state(&self) -> MutexGuard<'_, SlotState> {
+        self.state.lock().expect("nothing panics while it holds the lock")
+    }
+
+    /// The group that runs on it.
+    pub fn running(&self) -> Option<GroupId> {
+        self.state().running
+    }
+
+    /// Why none does; empty if one does.
+    pub fn trouble(&self) -> String {
+        self.state().trouble.clone()
     }
 
     /// Its disks, for messages.
@@ -166,37 +254,79 @@ async fn look(disk: &RealDisk, path: &Path) -> Result<Inspection, Problem> {
 pub type Started = (HostStore, GroupRecord);
 
 /// A slot's disks as they were found at the start of a daemon.
-pub type Found = Result<Vec<(RealDisk, Inspection)>, Problem>;
+type Found = Result<Vec<(RealDisk, Inspection)>, Problem>;
 
-/// Opens the disks of all slots, all at once: one that does not answer keeps no other waiting.
-/// Nothing is changed.
-pub async fn find_all(
+/// Starts the groups of a shard, as far as its disks carry any of this host; why not, of the
+/// others, in the order of the configuration. Disks are opened all at once: one that does not
+/// answer keeps no other waiting. Returns when every shard has looked at its disks.
+pub async fn start_all(
     world: &HostWorld,
-    slots: &[GroupSlot],
+    slots: &Slots,
+    shard: u8,
+    identity: Identity,
     backend: config::Backend,
-) -> Vec<Found> {
-    let all = slots.iter().map(|slot| async move {
-        let mut found = Vec::new();
-        for path in &slot.config.disks {
-            let disk = open_again(world, path, backend).await?;
-            let inspection = look(&disk, path).await?;
-            found.push((disk, inspection));
-        }
-        Ok(found)
+) -> (Vec<Started>, Vec<Problem>) {
+    let looks = slots.of_shard(shard).map(|slot| async move {
+        let found = find(world, slot, backend).await;
+        let mut state = slot.state();
+        state.labels = found.as_ref().ok().and_then(|found| labelled(found, identity));
+        state.is_looked_at = true;
+        drop(state);
+        slots.changed.notify_waiters();
+        found
     });
-    futures_util::future::join_all(all).await
+    let found = join_all(looks).await;
+    // Which of two copies is the original must not depend on who was faster.
+    slots.until(|state| state.is_looked_at).await;
+    let (mut groups, mut problems) = (Vec::new(), Vec::new());
+    for (slot, found) in slots.of_shard(shard).zip(found) {
+        match start(world, slots, slot, found, identity).await {
+            Ok(started) => groups.push(started),
+            Err(problem) => {
+                let mut state = slot.state();
+                state.trouble.clone_from(&problem.detail);
+                // An empty disk is another one, and what the old one had is lost. Any other that
+                // is not in use may be back after a restart.
+                state.is_unusable = problem.code != Code::Conflict;
+                problems.push(problem);
+            }
+        }
+        slot.state().is_tried = true;
+    }
+    slots.changed.notify_waiters();
+    (groups, problems)
+}
+
+async fn find(world: &HostWorld, slot: &GroupSlot, backend: config::Backend) -> Found {
+    let mut found = Vec::new();
+    for path in &slot.config.disks {
+        let disk = open_again(world, path, backend).await?;
+        let inspection = look(&disk, path).await?;
+        found.push((disk, inspection));
+    }
+    Ok(found)
+}
+
+/// The group of this host whose labels all those disks carry.
+fn labelled(found: &[(RealDisk, Inspection)], identity: Identity) -> Option<GroupId> {
+    let group = |found: &Inspection| match found {
+        Inspection::Ours { superblock, .. } if identity.has(superblock) => Some(superblock.group),
+        _ => None,
+    };
+    let first = found.first().and_then(|(_, first)| group(first))?;
+    found.iter().all(|(_, found)| group(found) == Some(first)).then_some(first)
 }
 
 /// Starts the group on the disks of a slot, if they carry one of this host that does not run yet.
 ///
 /// # Errors
 /// Why not; nothing was changed.
-pub async fn start(
+async fn start(
     world: &HostWorld,
+    slots: &Slots,
     slot: &GroupSlot,
     found: Found,
     identity: Identity,
-    running: &[Started],
 ) -> Result<Started, Problem> {
     let mut disks = Vec::new();
     let mut labels = Vec::new();
@@ -205,12 +335,11 @@ pub async fn start(
         match found {
             Inspection::Ours { superblock, .. } if identity.has(&superblock) => {
                 let group = superblock.group;
-                if let Some((_, other)) = running.iter().find(|(_, other)| other.id == group) {
-                    let there: Vec<&str> = other.disks.iter().map(|d| d.path.as_str()).collect();
-                    let there = there.join(", ");
+                if let Some(original) = slots.original(slot, group) {
+                    let there = original.paths().join(", ");
                     return Err(Problem::new(
                         Code::ForeignDisk,
-                        format!("disk '{shown}' is a copy: disk group {group} runs on {there}"),
+                        format!("disk '{shown}' is a copy: disk group {group} is on {there}"),
                     )
                     .hint(format!(
                         "unplug one of them, or erase this one: atoll disk wipe {}",
@@ -262,10 +391,13 @@ async fn run(
         capacity_bytes: store.space().capacity_bytes,
         healthy: true,
         failure: String::new(),
-        shard: 0,
+        shard: slot.shard,
     };
-    *slot.running.borrow_mut() = Some(record.id);
-    slot.trouble.borrow_mut().clear();
+    let mut state = slot.state();
+    state.running = Some(record.id);
+    state.trouble.clear();
+    state.is_unusable = false;
+    drop(state);
     Ok((store, record))
 }
 
@@ -281,7 +413,7 @@ pub async fn create(
     backend: config::Backend,
     dry_run: bool,
 ) -> Result<Option<Started>, Problem> {
-    if let Some(group) = *slot.running.borrow() {
+    if let Some(group) = slot.running() {
         let detail = format!("disk group {group} runs on {} already", slot.paths().join(", "));
         return Err(Problem::new(Code::Exists, detail).hint("atoll group list"));
     }
@@ -342,7 +474,7 @@ pub async fn describe(
             group: None,
             detail: String::new(),
         };
-        let running = record.filter(|record| Some(record.id) == *slot.running.borrow());
+        let running = record.filter(|record| Some(record.id) == slot.running());
         if let Some(record) = running {
             let disk = record.disks.get(index);
             item.id = disk.map(|disk| disk.id.to_string());
@@ -353,8 +485,7 @@ pub async fn describe(
         } else {
             examine(&mut item, path, identity, backend).await;
             if item.state == DiskState::Idle {
-                let trouble = slot.trouble.borrow();
-                item.detail = format!("{}; {trouble}", item.detail);
+                item.detail = format!("{}; {}", item.detail, slot.trouble());
             }
         }
         items.push(item);
@@ -408,7 +539,7 @@ async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: 
 /// [`Code::NotFound`]: not in the configuration. [`Code::WouldRiskData`]: a running group uses it,
 /// or it holds something and `force` is not set. [`Code::BadDisk`].
 pub async fn erase(
-    slots: &[GroupSlot],
+    slots: &Slots,
     host: &str,
     identity: Identity,
     backend: config::Backend,
@@ -422,7 +553,7 @@ pub async fn erase(
         Problem::new(Code::NotFound, format!("host {host} is not configured to use {shown}"))
             .hint(format!("atoll disk list --host {host}"))
     })?;
-    if let Some(group) = *slot.running.borrow() {
+    if let Some(group) = slot.running() {
         let detail = format!("{shown} is part of disk group {group}, which is running");
         return Err(Problem::new(Code::WouldRiskData, detail)
             .hint("take it out of the configuration and restart the host first"));
@@ -435,7 +566,7 @@ pub async fn erase(
     }
     if !dry_run {
         wipe(&disk).await.map_err(|e| Problem::new(Code::BadDisk, format!("{shown}: {e}")))?;
-        *slot.trouble.borrow_mut() = "wiped".into();
+        slot.state().trouble = "wiped".into();
     }
     Ok(DiskWipe {
         host: host.to_owned(),

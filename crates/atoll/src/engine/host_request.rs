@@ -192,14 +192,16 @@ impl Engine {
     /// What this host tells, from behind the item with that key on.
     async fn tell(&self, question: Question, after: Option<&str>) -> Result<Page, Problem> {
         Ok(match question {
-            Question::VolumeUse => page(self.meter.in_use(), |u| u.volume.clone(), after),
+            Question::VolumeUse => {
+                page(self.figures().await?.in_use(), |u| u.volume.clone(), after)
+            }
             Question::Checks => page(self.local_checks(), |c| c.message.clone(), after),
             Question::Disks => page(self.disks().await?, |disk| disk.path.clone(), after),
             Question::Scrubs => page(self.scrubs()?, |scrub| scrub.group.clone(), after),
             Question::Sessions { volume } => {
-                page(self.sessions(volume.as_deref()), |s| format!("{:020}", s.id), after)
+                page(self.sessions(volume.as_deref()).await?, |s| format!("{:020}", s.id), after)
             }
-            Question::Profiles => page(vec![self.profile()?], |p| p.host.clone(), after),
+            Question::Profiles => page(vec![self.profile().await?], |p| p.host.clone(), after),
         })
     }
 }

@@ -1,4 +1,5 @@
-//! Counts what clients do to volumes: a `Volume` around a volume, and who has it open.
+//! Counts what clients do to volumes: a `Volume` around a volume, and who has it open. Each shard
+//! counts what it serves; what all of them have counted is added up as [`Figures`].
 //!
 //! Invariant: it adds no wait and changes no answer; what it counts is what the client saw.
 
@@ -11,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 tokio::task_local! {
     /// The client that the running task serves.
@@ -36,6 +39,20 @@ pub struct Totals {
     pub errors: u64,
 }
 
+impl Totals {
+    fn and(self, other: Self) -> Self {
+        Self {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            read_bytes: self.read_bytes + other.read_bytes,
+            write_bytes: self.write_bytes + other.write_bytes,
+            read_ns: self.read_ns + other.read_ns,
+            write_ns: self.write_ns + other.write_ns,
+            errors: self.errors + other.errors,
+        }
+    }
+}
+
 /// What the clients of one host do with a volume.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VolumeUse {
@@ -48,27 +65,76 @@ pub struct VolumeUse {
 }
 
 /// One client of one volume.
-pub struct SessionInfo {
+struct SessionInfo {
+    /// Counts the clients of all shards since the start of the process.
+    id: u64,
+    volume: String,
+    peer: Rc<str>,
+    /// Milliseconds since 1970.
+    since_ms: u64,
+    totals: Cell<Totals>,
+    in_flight: Cell<u32>,
+}
+
+/// One client, and what it has done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionFigures {
     /// Counts the clients since the start of the process.
     pub id: u64,
     /// Which volume.
     pub volume: String,
     /// Who.
-    pub peer: Rc<str>,
+    pub peer: String,
     /// Milliseconds since 1970.
     pub since_ms: u64,
-    totals: Cell<Totals>,
-    in_flight: Cell<u32>,
+    /// What it has done.
+    pub totals: Totals,
+    /// Operations under way.
+    pub in_flight: u32,
 }
 
-impl SessionInfo {
-    /// What it has done.
-    pub fn totals(&self) -> Totals {
-        self.totals.get()
+/// What was counted, by one shard or by several together.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Figures {
+    /// Of every volume that was ever open, by name: what was done, and the present load.
+    pub volumes: BTreeMap<String, (Totals, Io)>,
+    /// Clients at present.
+    pub sessions: Vec<SessionFigures>,
+}
+
+impl Figures {
+    /// Both together.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        for (name, (totals, io)) in other.volumes {
+            let (all, load) = self.volumes.entry(name).or_default();
+            (*all, *load) = (all.and(totals), add(*load, io));
+        }
+        self.sessions.extend(other.sessions);
+        self
     }
-    /// Operations under way.
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight.get()
+
+    /// The load of all volumes.
+    pub fn io(&self) -> Io {
+        self.volumes.values().fold(Io::default(), |sum, &(_, io)| add(sum, io))
+    }
+
+    /// The load and the clients of one volume.
+    pub fn of(&self, volume: &str) -> (Io, u32) {
+        let io = self.volumes.get(volume).map(|&(_, io)| io).unwrap_or_default();
+        (io, self.sessions.iter().filter(|session| session.volume == volume).count() as u32)
+    }
+
+    /// Load and clients of the volumes that have either, by name.
+    pub fn in_use(&self) -> Vec<VolumeUse> {
+        let mut all: BTreeMap<&str, (Io, u32)> =
+            self.volumes.iter().map(|(name, &(_, io))| (&**name, (io, 0))).collect();
+        for session in &self.sessions {
+            all.entry(&session.volume).or_default().1 += 1;
+        }
+        let used = all.into_iter().filter(|&(_, used)| used != (Io::default(), 0));
+        used.map(|(volume, (io, sessions))| VolumeUse { volume: volume.into(), io, sessions })
+            .collect()
     }
 }
 
@@ -80,7 +146,7 @@ struct VolumeMeter {
     rate: Cell<Io>,
 }
 
-/// All counters of one host. Clones are the same.
+/// All counters of one shard. Clones are the same.
 #[derive(Clone, Default)]
 pub struct Meter(Rc<MeterState>);
 
@@ -89,10 +155,16 @@ pub struct Meter(Rc<MeterState>);
 struct MeterState {
     volumes: RefCell<BTreeMap<String, Rc<VolumeMeter>>>,
     sessions: RefCell<BTreeMap<u64, Rc<SessionInfo>>>,
-    next_session: Cell<u64>,
+    /// Of all shards.
+    next_session: Arc<AtomicU64>,
 }
 
 impl Meter {
+    /// A shard that has counted nothing; `next_session` is the same for all of a host.
+    pub fn new(next_session: Arc<AtomicU64>) -> Self {
+        Self(Rc::new(MeterState { next_session, ..MeterState::default() }))
+    }
+
     /// Rates since the last call become the present ones. Call it about once a second.
     pub fn sample(&self, now: Nanos) {
         for meter in self.0.volumes.borrow().values() {
@@ -122,34 +194,25 @@ impl Meter {
         }
     }
 
-    /// The present load of a volume on this host.
-    pub fn rate(&self, volume: &str) -> Io {
-        self.0.volumes.borrow().get(volume).map(|meter| meter.rate.get()).unwrap_or_default()
-    }
-
-    /// Totals of every volume that was ever open here, by name.
-    pub fn totals(&self) -> Vec<(String, Totals)> {
+    /// What was counted so far.
+    pub fn figures(&self) -> Figures {
         let volumes = self.0.volumes.borrow();
-        volumes.iter().map(|(name, meter)| (name.clone(), meter.totals.get())).collect()
-    }
-
-    /// Clients at present.
-    pub fn sessions(&self) -> Vec<Rc<SessionInfo>> {
-        self.0.sessions.borrow().values().cloned().collect()
-    }
-
-    /// Load and clients of the volumes that have either at present, by name.
-    pub fn in_use(&self) -> Vec<VolumeUse> {
-        let volumes = self.0.volumes.borrow();
-        let mut all: BTreeMap<&str, (Io, u32)> =
-            volumes.iter().map(|(name, meter)| (&**name, (meter.rate.get(), 0))).collect();
+        let volume = |(name, meter): (&String, &Rc<VolumeMeter>)| {
+            (name.clone(), (meter.totals.get(), meter.rate.get()))
+        };
         let sessions = self.0.sessions.borrow();
-        for session in sessions.values() {
-            all.entry(&session.volume).or_default().1 += 1;
+        let session = |session: &Rc<SessionInfo>| SessionFigures {
+            id: session.id,
+            volume: session.volume.clone(),
+            peer: session.peer.to_string(),
+            since_ms: session.since_ms,
+            totals: session.totals.get(),
+            in_flight: session.in_flight.get(),
+        };
+        Figures {
+            volumes: volumes.iter().map(volume).collect(),
+            sessions: sessions.values().map(session).collect(),
         }
-        let used = all.into_iter().filter(|&(_, used)| used != (Io::default(), 0));
-        used.map(|(volume, (io, sessions))| VolumeUse { volume: volume.into(), io, sessions })
-            .collect()
     }
 
     /// Keeps what is known of the `wanted` volumes, and of those in use; the others are gone.
@@ -200,8 +263,7 @@ impl<W: World, V: Volumes> Volumes for MeteredVolumes<W, V> {
         let inner = self.inner.open(name).await?;
         // An import's export is called NAME:TOKEN, and is a client of NAME.
         let name = name.split(':').next().unwrap_or(name);
-        let id = self.meter.0.next_session.get();
-        self.meter.0.next_session.set(id + 1);
+        let id = self.meter.0.next_session.fetch_add(1, Ordering::Relaxed);
         let peer = PEER.try_with(Rc::clone).unwrap_or_else(|_| "unknown".into());
         let session = Rc::new(SessionInfo {
             id,
@@ -347,34 +409,50 @@ impl<W: World, V: Volume> Volume for MeteredVolume<W, V> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Meter, SessionInfo, VolumeMeter, VolumeUse, add};
+    use super::{Figures, Meter, SessionFigures, Totals, VolumeMeter, VolumeUse, add};
     use atoll_api::types::Io;
     use std::rc::Rc;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    fn session(id: u64, volume: &str) -> SessionFigures {
+        let (peer, totals) = ("p".to_owned(), Totals::default());
+        SessionFigures { id, volume: volume.into(), peer, since_ms: 0, totals, in_flight: 0 }
+    }
 
     #[test]
     fn a_volume_is_in_use_while_it_has_clients_or_load() {
-        let meter = Meter::default();
         let loaded = Io { read_iops: 3, ..Io::default() };
-        for (name, io) in [("idle", Io::default()), ("loaded", loaded), ("both", loaded)] {
-            let volume = VolumeMeter::default();
-            volume.rate.set(io);
-            meter.0.volumes.borrow_mut().insert(name.into(), Rc::new(volume));
-        }
-        for (id, volume) in [(1, "both"), (2, "open"), (3, "both")] {
-            let session = SessionInfo {
-                id,
-                volume: volume.into(),
-                peer: "p".into(),
-                since_ms: 0,
-                totals: Default::default(),
-                in_flight: Default::default(),
-            };
-            meter.0.sessions.borrow_mut().insert(id, Rc::new(session));
-        }
+        let volumes = [("idle", Io::default()), ("loaded", loaded), ("both", loaded)];
+        let figures = Figures {
+            volumes: volumes.map(|(name, io)| (name.into(), (Totals::default(), io))).into(),
+            sessions: [(1, "both"), (2, "open"), (3, "both")].map(|(id, v)| session(id, v)).into(),
+        };
         let used = |volume: &str, io, sessions| VolumeUse { volume: volume.into(), io, sessions };
         let expected =
             [used("both", loaded, 2), used("loaded", loaded, 0), used("open", Io::default(), 1)];
-        assert_eq!(meter.in_use(), expected);
+        assert_eq!(figures.in_use(), expected);
+        assert_eq!(figures.of("both"), (loaded, 2));
+        assert_eq!(figures.of("none"), (Io::default(), 0));
+        assert_eq!(figures.io().read_iops, 6);
+    }
+
+    #[test]
+    fn what_shards_have_counted_adds_up_and_no_client_is_counted_twice() {
+        let ids = Arc::default();
+        let shards = [Meter::new(Arc::clone(&ids)), Meter::new(ids)];
+        for (at, (meter, reads)) in shards.iter().zip([2, 5]).enumerate() {
+            let volume = VolumeMeter::default();
+            volume.totals.set(Totals { reads, errors: 1, ..Totals::default() });
+            volume.rate.set(Io { read_iops: reads, ..Io::default() });
+            meter.0.volumes.borrow_mut().insert("v".into(), Rc::new(volume));
+            let id = meter.0.next_session.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(id, at as u64);
+        }
+        let [a, b] = shards.map(|meter| meter.figures());
+        let both = a.and(b);
+        let (totals, io) = both.volumes["v"];
+        assert_eq!((totals.reads, totals.errors, io.read_iops), (7, 2, 7));
     }
 
     #[test]

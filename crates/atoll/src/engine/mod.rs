@@ -1,7 +1,10 @@
-//! The engine of one host: everything that lives on the shard's thread, from the first connection
-//! to the directory to the last acknowledgement.
+//! The engine of one host, from the first connection to the directory to the last acknowledgement.
 //!
-//! Invariants: nothing here is touched from another thread but through the bridge; until the host
+//! A [`Shard`] is what one thread serves: disk groups, owners, clients. [`Shards`] are all of a
+//! host's. The [`Engine`] lives on the thread of shard 0 and does what is done once a host: joining
+//! the cluster, listening, management.
+//!
+//! Invariants: nothing here is touched from another thread but through a bridge; until the host
 //! serves, every request hears why it does not yet; disks that cannot be used keep nothing else
 //! from starting.
 
@@ -16,32 +19,38 @@ mod items;
 pub mod meter;
 mod profile;
 mod room;
+mod shard;
+mod shards;
 
 pub use control::EngineControl;
+pub use shard::{Plan, Shard};
 
+use crate::bridge::Bridge;
 use crate::config::Config;
 use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::ClusterRecord;
-use atoll_front::limits::Limits;
 use atoll_front::nbd::Server;
 use atoll_node::{
     Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
     before, check_host_name, find_or_found,
 };
 use atoll_real::directory::DirectoryClient;
-use atoll_real::{RealNet, RealWorld, StreamListener};
+use atoll_real::{RealNet, Siblings, StreamListener};
 use atoll_world::Nanos;
 use atoll_world::stream::ByteStream;
-use disks::GroupSlot;
+use disks::Slots;
 use event_files::EventFiles;
-use host::{HostNode, HostStore, HostWorld};
-use meter::{Meter, MeteredVolumes, PEER};
+use futures_util::future::join;
+use host::{HostNode, HostWorld};
+use meter::{MeteredVolumes, PEER};
+use shards::Shards;
 use std::cell::{OnceCell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -49,8 +58,6 @@ type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
 
 /// Between attempts to reach the directory.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
-/// How often load is measured.
-const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// How often tasks are looked at while there are any: as often as hosts tell of themselves.
 const TASKS_EVERY: Duration = Duration::from_secs(2);
 /// How long a stop waits for clients, and for what is handed over.
@@ -59,21 +66,19 @@ const STOP_WAIT: Duration = Duration::from_secs(4);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// What runs once the host serves.
 pub struct Running {
+    /// Of shard 0: it speaks for the host.
     pub node: HostNode,
     pub world: HostWorld,
     pub cluster: ClusterRecord,
-    nbd: NbdServer,
 }
 
-/// One host.
+/// One host, on the thread of its shard 0.
 pub struct Engine {
-    pub config: Config,
+    pub config: Arc<Config>,
     pub host: HostId,
-    pub meter: Meter,
-    pub slots: Vec<GroupSlot>,
+    pub slots: Arc<Slots>,
+    pub shards: Shards,
     tasks: RefCell<TaskBook>,
-    /// NBD clients at once.
-    nbd_connections: usize,
     /// When this process began.
     began: Nanos,
     running: OnceCell<Running>,
@@ -90,13 +95,13 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds what the configuration names. On the shard.
+    /// Binds what the configuration names. On shard 0.
     ///
     /// # Errors
     /// [`Code::AddressInUse`] names the address and its key.
-    pub async fn new(config: &Config) -> Result<Self, Problem> {
+    pub async fn new(config: &Config, siblings: &Siblings) -> Result<Self, Problem> {
         let peers: Vec<String> = config.peers.iter().map(ToString::to_string).collect();
-        let net = RealNet::bind(&config.peers)
+        let net = RealNet::bind_for(&config.peers, siblings)
             .map_err(|e| cannot_bind(&e, &peers.join(", "), "network.peer"))?;
         let mut nbd = Vec::new();
         if let Some(path) = &config.nbd_socket {
@@ -115,16 +120,15 @@ impl Bound {
 }
 
 impl Engine {
-    /// A host that does not serve yet, and will serve so many NBD clients at once.
-    pub fn new(config: Config, host: HostId, nbd_connections: usize) -> Rc<Self> {
-        let slots = GroupSlot::all(&config);
+    /// A host that does not serve yet; `others` lead to its shards but 0, in their order.
+    pub fn new(plan: Plan, host: HostId, others: Vec<Bridge<Shard>>) -> Rc<Self> {
+        assert_eq!(others.len() + 1, usize::from(plan.shards()), "a bridge to each other shard");
         Rc::new(Self {
-            config,
+            config: plan.config.clone(),
             host,
-            meter: Meter::default(),
-            slots,
+            slots: plan.slots.clone(),
+            shards: Shards::new(Shard::new(0, plan), others),
             tasks: RefCell::default(),
-            nbd_connections,
             began: atoll_real::now(),
             running: OnceCell::new(),
             events: OnceCell::new(),
@@ -160,22 +164,16 @@ impl Engine {
         data: &DataDir,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), Problem> {
-        let stores = tokio::select! {
+        self.shards.own().prepare_thread();
+        let listeners = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            started = self.start(bound.net, data) => started?,
+            started = self.start(bound, data) => started?,
         };
         let running = self.running().expect("just started");
-        for listener in bound.nbd {
-            tokio::task::spawn_local(accept(listener, running.nbd.clone()));
+        for listener in listeners {
+            tokio::task::spawn_local(accept(listener, self.clone()));
         }
-        let meter = self.clone();
-        tokio::task::spawn_local(async move {
-            loop {
-                meter.meter.sample(atoll_real::now());
-                tokio::time::sleep(SAMPLE_EVERY).await;
-            }
-        });
         let tasks = self.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -192,22 +190,19 @@ impl Engine {
             _ = stop.wait_for(|stop| *stop) => {}
             other = running.node.ended() => {
                 // As after a crash: what goes on now belongs to the other one.
-                running.nbd.stop();
+                self.shards.own().stop_clients();
                 return Err(lives_twice(&other, "has this host's identity now", data.path()));
             }
         }
         tracing::info!("stopping");
-        running.nbd.stop();
-        let _ = tokio::time::timeout(STOP_WAIT, running.nbd.idle()).await;
-        let _ = tokio::time::timeout(STOP_WAIT, running.node.stop()).await;
-        // Groups that were created since are among the node's stores.
-        let mut all = running.node.objects().members().stores();
-        if all.is_empty() {
-            all = stores;
-        }
-        for store in all {
-            let _ = tokio::time::timeout(STOP_WAIT, store.close()).await;
-        }
+        self.shards.own().stop_clients();
+        let others = self.shards.on_others(|shard| async move {
+            shard.stop().await;
+            Ok(())
+        });
+        // Each step of it has its own bound.
+        others.await;
+        self.shards.own().stop().await;
         if let Some(events) = self.events.get() {
             events.flush();
         }
@@ -219,14 +214,15 @@ impl Engine {
         disks::Identity { cluster: cluster.id, host: self.host }
     }
 
+    /// Where clients connect, once every shard has started.
     async fn start(
         self: &Rc<Self>,
-        net: RealNet,
+        bound: Bound,
         data: &DataDir,
-    ) -> Result<Vec<HostStore>, Problem> {
-        let directory = self.directory().await;
-        let world = RealWorld::new(net, directory)
-            .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))?;
+    ) -> Result<Vec<StreamListener>, Problem> {
+        let Bound { net, nbd } = bound;
+        let addresses = net.addresses().to_vec();
+        let world = shard::world(net, self.directory().await)?;
         let cluster = self.join(&world, data).await?;
         let config = NodeConfig {
             cluster: cluster.id,
@@ -239,50 +235,31 @@ impl Engine {
         };
         let over = self.check_alone(&world, &config, data).await?;
         self.say("this host is opening its disks".into());
-        let identity = self.identity(&cluster);
-        let mut groups = Vec::new();
-        let mut troubles = Vec::new();
-        let found = disks::find_all(&world, &self.slots, self.config.backend).await;
-        for (slot, found) in self.slots.iter().zip(found) {
-            match disks::start(&world, slot, found, identity, &groups).await {
-                Ok(started) => groups.push(started),
-                Err(problem) => {
-                    let hint = problem.hint.as_deref().unwrap_or_default();
-                    slot.trouble.borrow_mut().clone_from(&problem.detail);
-                    // An empty disk waits for a command; anything else is not as it should be.
-                    if problem.code == Code::Conflict {
-                        tracing::warn!(hint, "{}", problem.detail);
-                        troubles.push((Severity::Warning, "disk-empty", problem.detail));
-                    } else {
-                        tracing::error!(hint, "{}", problem.detail);
-                        troubles.push((Severity::Error, "disk-unusable", problem.detail));
-                    }
-                }
-            }
-        }
-        let stores: Vec<HostStore> = groups.iter().map(|(store, _)| store.clone()).collect();
+        let (identity, shards) = (self.identity(&cluster), self.shards.count());
+        let own = self.shards.own();
+        let others = self.shards.on_others(move |shard| shard.open(identity, addresses));
+        let ((), others) = join(own.open_in(world.clone(), identity), others).await;
+        others.into_iter().collect::<Result<(), Problem>>()?;
         let (files, earlier, said) = EventFiles::open(data.path(), self.host);
-        for sentence in said {
-            tracing::warn!("{sentence}");
-            troubles.push((Severity::Warning, "events-damaged", sentence));
-        }
         let files = self.events.get_or_init(|| Rc::new(files)).clone();
         let kept = EventsKept { events: earlier, sink: files.clone() };
-        let node = Node::start(world.clone(), config, groups, kept);
+        let (node, first) =
+            Node::start_first(world.clone(), config, shards, own.take_groups(), kept);
         if let Some(incarnation) = over {
             node.is_over(incarnation);
         }
-        // An empty disk is another one, and what the old one had is lost. Any other that is not in
-        // use may be back after a restart.
-        let lacks_disks = troubles.iter().any(|(_, kind, _)| *kind == "disk-unusable");
-        node.objects().members().set_lacks_disks(lacks_disks);
         node.objects().set_repair_delay(cluster.repair_delay_s);
         node.objects().set_resync_floor(cluster.resync_floor_bytes);
-        let days = Nanos::from_secs(self.config.scrub_every_days * 86_400);
-        node.schedule_scrubs(days, self.config.scrub_rate);
-        for (severity, kind, trouble) in troubles {
-            node.note(severity, kind, None, trouble);
+        for sentence in said {
+            tracing::warn!("{sentence}");
+            node.note(Severity::Warning, "events-damaged", None, sentence);
         }
+        own.start_first(node.clone());
+        let others = self.shards.on_others(move |shard| async move {
+            shard.start(&first);
+            Ok(())
+        });
+        others.await.into_iter().collect::<Result<(), Problem>>()?;
         let started = format!("started, version {}", env!("CARGO_PKG_VERSION"));
         node.note(Severity::Info, "host-started", None, started);
         // What was noted so far is in the log already. Ends with the shard.
@@ -290,17 +267,10 @@ impl Engine {
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         tokio::task::spawn_local(room::watch_events(node.clone(), files));
         node.set_manager(self.manager());
-        let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
-        let nbd = Server::new(
-            world.clone(),
-            volumes,
-            Limits { connections: self.nbd_connections, ..Limits::default() },
-        );
         node.arrive().await;
-        let running = Running { node, world, cluster, nbd };
-        let first = self.running.set(running).is_ok();
+        let first = self.running.set(Running { node, world, cluster }).is_ok();
         assert!(first, "a host is started once");
-        Ok(stores)
+        Ok(nbd)
     }
 
     /// Makes sure that no other process lives as this host, before a disk is touched: the life
@@ -414,15 +384,16 @@ async fn log_events(node: HostNode, mut after: EventMark) {
 }
 
 /// Serves clients of one listener until the shard ends.
-async fn accept(listener: StreamListener, server: NbdServer) {
+async fn accept(listener: StreamListener, engine: Rc<Engine>) {
     loop {
         match listener.accept().await {
             Ok(stream) => {
                 let peer: Rc<str> = stream.peer().into();
-                let server = server.clone();
+                let engine = engine.clone();
                 // Ends with the connection, or when the server stops.
                 tokio::task::spawn_local(PEER.scope(peer.clone(), async move {
-                    let ended = server.serve(stream).await;
+                    let nbd = engine.shards.own().nbd().expect("it listens once it has started");
+                    let ended = nbd.serve(stream).await;
                     tracing::debug!(%peer, ?ended, "an NBD client has gone");
                 }));
             }

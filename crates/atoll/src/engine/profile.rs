@@ -8,7 +8,7 @@ use crate::control::{Sample, Value};
 use atoll_api::Problem;
 use atoll_api::types::{Profile, ProfileBucket, ProfileStage};
 use atoll_world::stages::{BUCKETS, Histogram, upper_bound};
-use atoll_world::{Nanos, Stage, World};
+use atoll_world::{Nanos, Stage};
 
 const HELP: &str = "How long stages of I/O took; of queue, peer, serve, log_queue and disk_read \
                     one in 16 is noted and counted, of the others each.";
@@ -17,31 +17,28 @@ impl Engine {
     /// What this host has noted.
     ///
     /// # Errors
-    /// The host does not serve yet.
-    pub fn profile(&self) -> Result<Profile, Problem> {
-        let stages = self.running()?.world.stages();
-        let told = |stage| stages.map(|stages| told(stage, &stages.histogram(stage)));
+    /// The host does not serve yet, or a shard does not tell.
+    pub async fn profile(&self) -> Result<Profile, Problem> {
+        self.running()?;
+        let stages = self.shards.figures().await?.stages;
         Ok(Profile {
             host: self.config.host_name.clone(),
             uptime_ms: atoll_real::now().since(self.began).0 / 1_000_000,
-            stages: Stage::ALL.into_iter().filter_map(told).collect(),
+            stages: Stage::ALL.into_iter().zip(&stages).map(|(stage, h)| told(stage, h)).collect(),
             detail: String::new(),
         })
     }
 
-    /// The same for Prometheus; nothing before the host serves.
-    pub fn stage_samples(&self) -> Vec<Sample> {
-        let Some(stages) = self.running().ok().and_then(|running| running.world.stages()) else {
-            return Vec::new();
-        };
+    /// The same for Prometheus, of what all shards have noted.
+    pub fn stage_samples(&self, stages: &[Histogram]) -> Vec<Sample> {
         let host = &self.config.host_name;
-        let sample = |stage: Stage| Sample {
+        let sample = |(stage, histogram): (Stage, &Histogram)| Sample {
             name: "atoll_stage_seconds",
             help: HELP,
             labels: vec![("host", host.clone()), ("stage", stage.name().to_owned())],
-            value: value(&stages.histogram(stage)),
+            value: value(histogram),
         };
-        Stage::ALL.into_iter().map(sample).collect()
+        Stage::ALL.into_iter().zip(stages).map(sample).collect()
     }
 }
 
