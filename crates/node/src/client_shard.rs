@@ -102,8 +102,8 @@ mod tests {
 
     const WANTED: ObjectId = ObjectId(1);
 
-    fn load(shard: u8, volumes: &[u128], open: &[u128], has_copy: bool) -> ShardLoad {
-        let set = |ids: &[u128]| ids.iter().map(|&id| ObjectId(id)).collect::<BTreeSet<_>>();
+    fn load(shard: u8, volumes: &[u64], open: &[u64], has_copy: bool) -> ShardLoad {
+        let set = |ids: &[u64]| ids.iter().map(|&id| ObjectId(id)).collect::<BTreeSet<_>>();
         ShardLoad { shard, volumes: set(volumes), open: set(open), has_copy }
     }
 

@@ -8,6 +8,7 @@
 //! board.
 
 use crate::event_log::{About, Severity};
+use crate::facts::shard_balance::ShardWork;
 use crate::status::HostStatus;
 use atoll_format::id::{ComponentId, Epoch, ObjectId};
 use atoll_format::record::GroupRecord;
@@ -53,6 +54,7 @@ pub(crate) type Chosen = BTreeMap<ObjectId, (u8, Nanos)>;
 struct State {
     groups: BTreeMap<u8, Vec<GroupRecord>>,
     statuses: BTreeMap<u8, HostStatus>,
+    work: BTreeMap<u8, ShardWork>,
     events: VecDeque<Noted>,
     known: Arc<Known>,
     named: Option<Arc<Named>>,
@@ -69,12 +71,18 @@ impl HostBoard {
     }
 
     /// What a shard other than 0 says of itself.
-    pub fn tell(&self, shard: u8, groups: Vec<GroupRecord>, status: HostStatus) {
+    pub fn tell(&self, shard: u8, groups: Vec<GroupRecord>, status: HostStatus, work: ShardWork) {
         assert!(shard > 0, "shard 0 reads what the others tell");
         assert!(groups.iter().all(|group| group.shard == shard), "groups of another shard");
         let mut state = self.state();
         state.groups.insert(shard, groups);
         state.statuses.insert(shard, status);
+        state.work.insert(shard, work);
+    }
+
+    /// What each shard but 0 has done so far.
+    pub fn work(&self) -> BTreeMap<u8, ShardWork> {
+        self.state().work.clone()
     }
 
     /// The disk groups of all shards but 0; none while one of `shards` has not told of its own.

@@ -64,6 +64,7 @@ impl<W: World, S: Components> Node<W, S> {
         world.spawn(node.clone().reap());
         if shards > 1 {
             world.spawn(node.clone().look_after_shards());
+            world.spawn(node.clone().balance_shards());
         }
         (node, first)
     }
@@ -120,10 +121,9 @@ impl<W: World, S: Components> Node<W, S> {
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.objects.release_all().await;
-        let place = &self.0.place;
         if !self.is_first_shard() {
-            // Shard 0, which stops behind this one, must not take it for busy.
-            place.board.tell(place.shard, self.0.groups.borrow().clone(), self.status());
+            // Shard 0, which stops behind this one, must not take its volumes for open.
+            self.tell_board();
         } else if self.host_status().open_volumes.is_empty() {
             // The front ends have ended before: it is true.
             self.say_farewell().await;

@@ -50,6 +50,9 @@ pub const REJOIN_PATIENCE: Nanos = Nanos::from_secs(3);
 pub const TAKEOVER_PAUSE_FIRST: Nanos = Nanos::from_ms(100);
 /// See [`TAKEOVER_PAUSE_FIRST`]; short, because guests wait for it.
 pub const TAKEOVER_PAUSE_LAST: Nanos = Nanos::from_ms(1_600);
+/// How long a shard that has given up an object leaves it to the one that is to take it: a takeover
+/// from a shard of the same host takes milliseconds.
+pub const HAND_OVER_MAX: Nanos = Nanos::from_secs(2);
 /// Between attempts of whatever waits for the cluster to change.
 pub const RETRY_EVERY: Nanos = Nanos::from_ms(100);
 /// After a resync that failed the member is left alone for this long at first, and at most.

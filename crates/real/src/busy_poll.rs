@@ -19,6 +19,7 @@ use crate::limits::{BUSY_POLL_BYTES, BUSY_POLL_EACH, BUSY_POLL_MAX, BUSY_POLL_MI
 use crate::poll_tuner::PollTuner;
 use crate::{cpu_latency, uring};
 use atoll_world::Nanos;
+use rustix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -34,6 +35,8 @@ struct BusyPoll {
     asleep: Cell<Option<Waker>>,
     /// What is under way, in bytes.
     load: Cell<usize>,
+    /// How long it has polled in vain.
+    polled: Cell<Nanos>,
     tuner: RefCell<PollTuner>,
 }
 
@@ -52,6 +55,7 @@ thread_local! {
         max: Cell::new(BUSY_POLL_MAX),
         asleep: Cell::new(None),
         load: Cell::new(0),
+        polled: Cell::new(Nanos::ZERO),
         tuner: RefCell::new(PollTuner::new()),
     } };
 }
@@ -108,19 +112,34 @@ pub(crate) fn request_ends(bytes: usize) {
     });
 }
 
+/// The processor time of this thread, less what it has polled in vain.
+pub(crate) fn core_time() -> Nanos {
+    let spent = clock_gettime(ClockId::ThreadCPUTime);
+    let spent = Nanos::from_secs(spent.tv_sec as u64) + Nanos(spent.tv_nsec as u64);
+    spent.since(BUSY_POLL.with(|poll| poll.polled.get()))
+}
+
 /// The task that keeps its shard awake. Never ends.
 pub(crate) async fn keep() {
     loop {
-        let mut seen = None;
+        let (mut seen, mut polls_since) = (None, None);
         loop {
             let (last, window, is_wanted) =
                 BUSY_POLL.with(|poll| (poll.last.get(), poll.window.get(), poll.is_wanted()));
             // Others first, as soon as there is nothing to do.
             if seen.replace(last) == Some(last) {
-                if !is_wanted || now().since(last) >= window {
+                if !is_wanted {
+                    break;
+                }
+                let now = now();
+                let polled = now.since(polls_since.replace(now).unwrap_or(now));
+                BUSY_POLL.with(|poll| poll.polled.set(poll.polled.get() + polled));
+                if now.since(last) >= window {
                     break;
                 }
                 rustix::thread::sched_yield();
+            } else {
+                polls_since = None;
             }
             uring::look();
             // The runtime looks at its sockets before it comes back.
@@ -140,13 +159,13 @@ pub(crate) async fn keep() {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY_POLL, event, next_window, request_begins, request_ends};
+    use super::{BUSY_POLL, core_time, event, next_window, request_begins, request_ends};
     use super::{BUSY_POLL_MAX, BUSY_POLL_MIN};
+    use super::{ClockId, clock_gettime};
     use crate::clock::now;
     use crate::shard::run;
     use crate::timers::sleep_until;
     use atoll_world::Nanos;
-    use rustix::time::{ClockId, clock_gettime};
 
     #[test]
     fn short_sleeps_lengthen_the_window_and_long_ones_end_it() {
@@ -163,12 +182,13 @@ mod tests {
         assert_eq!(next_window(window, Nanos::ZERO, Nanos::ZERO), Nanos::ZERO);
     }
 
+    fn cpu() -> f64 {
+        let t = clock_gettime(ClockId::ThreadCPUTime);
+        t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+    }
+
     /// Which part of the time this thread runs while events come `gap` apart.
     fn cpu_share(gap: Nanos) -> f64 {
-        let cpu = || {
-            let t = clock_gettime(ClockId::ThreadCPUTime);
-            t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
-        };
         run(async {
             let (start, cpu_before) = (now(), cpu());
             while now().since(start) < Nanos::from_ms(300) {
@@ -197,6 +217,31 @@ mod tests {
             poll.window.set(Nanos::ZERO);
             assert!(!poll.is_wanted());
         });
+    }
+
+    #[test]
+    fn what_was_polled_in_vain_is_no_work() {
+        run(async {
+            BUSY_POLL.with(|poll| poll.window.set(BUSY_POLL_MAX));
+            let (worked_before, cpu_before, start) = (core_time(), cpu(), now());
+            while now().since(start) < Nanos::from_ms(300) {
+                event();
+                BUSY_POLL.with(|poll| poll.window.set(BUSY_POLL_MAX));
+                tokio::task::yield_now().await;
+                sleep_until(now() + BUSY_POLL_MAX / 2).await;
+            }
+            let spent = cpu() - cpu_before;
+            let worked = core_time().since(worked_before).as_secs_f64();
+            assert!(worked < 0.7 * spent, "{worked} of {spent} s were work");
+        })
+        .unwrap();
+        // And what is work counts in full.
+        run(async {
+            let (worked_before, cpu_before) = (core_time(), cpu());
+            while cpu() - cpu_before < 0.05 {}
+            assert!(core_time().since(worked_before).as_secs_f64() > 0.045);
+        })
+        .unwrap();
     }
 
     #[test]

@@ -66,6 +66,9 @@ impl<D: Directory> World for RealWorld<D> {
         self.0.random.borrow_mut().next_u64()
     }
     async fn charge(&self, _cpu: Nanos) {}
+    fn core_time(&self) -> Nanos {
+        busy_poll::core_time()
+    }
     fn net(&self) -> &RealNet {
         &self.0.net
     }

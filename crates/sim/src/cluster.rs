@@ -443,6 +443,9 @@ impl<T: Storage> Cluster<T> {
         while !self.0.clients_on.get() {
             world.sleep(Nanos::from_ms(10)).await;
         }
+        if shards > 1 {
+            world.spawn(self.clone().move_owners(all.clone(), world.clone()));
+        }
         for (client, (on, volume, mix)) in self.0.spec.clients.iter().copied().enumerate() {
             if on == host {
                 let number = self.0.spec.history.unwrap_or_else(|| world.random());
@@ -454,6 +457,25 @@ impl<T: Storage> Cluster<T> {
                 let client = (volume, mix, rng);
                 world.spawn(self.clone().run_client(all.clone(), worlds.clone(), at, client));
             }
+        }
+    }
+
+    /// Moves owners from shard to shard of a host, as that does when one is full, at any moment.
+    async fn move_owners(self, shards: Vec<Node<SimWorld, T::Store>>, world: SimWorld) {
+        loop {
+            world.sleep(Nanos::from_ms(200 + world.random() % 4_000)).await;
+            let owned = shards.iter().enumerate().flat_map(|(shard, node)| {
+                let owned = node.objects().owned().into_iter();
+                owned.map(move |object| (object.record.id, shard))
+            });
+            let owned: Vec<_> = owned.collect();
+            if owned.is_empty() {
+                continue;
+            }
+            let (object, from) = owned[(world.random() % owned.len() as u64) as usize];
+            let step = 1 + world.random() % (shards.len() as u64 - 1);
+            let to = (from + step as usize) % shards.len();
+            shards[0].move_owner(object, from as u8, to as u8).await;
         }
     }
 

@@ -109,6 +109,10 @@ impl World for SimWorld {
         }
     }
 
+    fn core_time(&self) -> Nanos {
+        self.0.cpu.busy(self.0.executor.now())
+    }
+
     fn net(&self) -> &SimNet {
         &self.0.net
     }

@@ -14,6 +14,7 @@ use atoll_object::placement::{GroupView, HostView};
 use atoll_object::{HostComponents, HostObjects, ObjectVolume};
 use atoll_sim::cpu::Cpu;
 use atoll_sim::disk::DiskProfile;
+use atoll_sim::executor::LifeId;
 use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
 use atoll_sim::reference_store::ReferenceStore;
@@ -23,6 +24,7 @@ use atoll_sim::world::SimWorld;
 use atoll_transport::Identity;
 use atoll_world::components::ComponentSpec;
 use atoll_world::directory::{KeyChange, Txn};
+use atoll_world::sync::oneshot;
 use atoll_world::volume::Volume;
 use atoll_world::{Buf, Lane, Nanos, buf};
 use std::cell::{Cell, RefCell};
@@ -303,5 +305,57 @@ fn a_disk_group_on_another_shard_is_not_lost() {
             hosts.machines.start(1);
             hosts.until("both copies are back", whole).await;
         }
+    });
+}
+
+#[test]
+fn an_owner_moves_to_another_shard_under_load() {
+    with(4, |hosts| async move {
+        hosts.wait(Nanos::from_secs(5)).await;
+        hosts.make().await;
+        let volume = hosts.open(2, 0).await;
+        volume.write(0, block(1)).await.expect("two copies take it");
+        let (over, written) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(1)));
+        let (done, last) = (over.clone(), written.clone());
+        let (ends, ended) = oneshot();
+        // Three writers of other blocks, so that the owner is never idle, and one of the first.
+        for n in 1..4 {
+            let (volume, over) = (volume.clone(), over.clone());
+            hosts.machines.executor().spawn(LifeId::HARNESS, async move {
+                while !over.get() {
+                    volume.write(n * 4096, block(7)).await.expect("it is served all the time");
+                }
+            });
+        }
+        let first = volume.clone();
+        hosts.machines.executor().spawn(LifeId::HARNESS, async move {
+            while !done.get() {
+                let next = last.get() % 200 + 1;
+                first.write(0, block(next)).await.expect("it is served all the time");
+                last.set(next);
+                reads(&first, next).await;
+            }
+            ends.send(());
+        });
+        for to in [1, 0, 1] {
+            hosts.wait(Nanos::from_ms(500)).await;
+            let (epoch, from) = (hosts.record().epoch, hosts.record().owner.expect("it is owned"));
+            assert_eq!(from.addr(), Addr { host: host_id(2), shard: 1 - to });
+            hosts.shard(2, to).connect_to_copies(OBJECT, Nanos::from_ms(500)).await;
+            let began = hosts.machines.executor().now();
+            hosts.shard(2, 1 - to).release(OBJECT).await;
+            let taken = hosts.shard(2, to).take_released(OBJECT, from.addr()).await;
+            let took = hosts.machines.executor().now().since(began);
+            assert!(took < Nanos::from_ms(1_500), "{took}");
+            let now = hosts.record();
+            assert_eq!(taken, Ok(()), "{now:?}");
+            assert_eq!(now.owner.map(|owner| owner.shard), Some(to));
+            assert!(now.epoch > epoch, "{now:?}");
+            assert!(hosts.shard(2, 1 - to).owned().is_empty());
+        }
+        over.set(true);
+        ended.await.expect("the writer ends");
+        reads(&hosts.open(0, 1).await, written.get()).await;
+        assert!(hosts.record().members().all(|(_, m)| m.state.is_active()));
     });
 }

@@ -55,6 +55,10 @@ pub(crate) enum AdminRequest {
     Resync { paused: bool, bytes_per_second: u64 },
     /// Become the owner if nobody else is: the object needs care.
     Adopt { object: ObjectId },
+    /// Give up an object that the shard owns: another shard of its host is to take it.
+    Release { object: ObjectId },
+    /// Become the owner of an object in the place of that shard of the same host.
+    TakeReleased { object: ObjectId, from: u8 },
     /// A block of a member on the asking host is damaged; the owner repairs it.
     BadBlock { object: ObjectId, component: ComponentId, block: u32 },
     /// Whether a copy of an object that the shard owns is lost: its disk group has failed.

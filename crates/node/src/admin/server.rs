@@ -69,6 +69,11 @@ impl<W: World, S: Components> Node<W, S> {
                 self.0.objects.look_at_member(object, component).await;
                 AdminReply::Done
             }
+            AdminRequest::Release { object } => {
+                self.0.objects.release(object).await;
+                AdminReply::Done
+            }
+            AdminRequest::TakeReleased { object, from } => self.take_from_shard(object, from).await,
             AdminRequest::HoldsData { object } => {
                 let until = self.world().now() + LOOK_FOR_DATA;
                 match self.0.objects.holds_data(object, until).await {

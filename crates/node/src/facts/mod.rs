@@ -4,6 +4,7 @@
 
 pub(crate) mod checks;
 pub(crate) mod resync;
+pub(crate) mod shard_balance;
 pub(crate) mod tasks;
 
 use crate::error::ManageError;

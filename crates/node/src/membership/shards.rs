@@ -1,6 +1,7 @@
 //! The shards of this host and the board between them: shard 0 takes over what the others have to
 //! tell, the others what it knows.
 
+use crate::facts::shard_balance::ShardWork;
 use crate::host_board::Noted;
 use crate::node::Node;
 use crate::status::HostStatus;
@@ -32,13 +33,26 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
+    /// Any other shard: says how it is.
+    pub(crate) fn tell_board(&self) {
+        let (place, groups) = (&self.0.place, self.0.groups.borrow().clone());
+        place.board.tell(place.shard, groups, self.status(), self.work());
+    }
+
+    /// What this shard has done so far.
+    pub(crate) fn work(&self) -> ShardWork {
+        let owned = self.0.objects.owned().into_iter();
+        let ops = owned.map(|object| (object.record.id, object.guest_ops)).collect();
+        ShardWork { core_time: self.world().core_time(), ops }
+    }
+
     /// Any other shard: says what it has, and takes over what shard 0 knows and was set there.
     pub(crate) async fn follow_first_shard(self) {
         assert!(!self.is_first_shard(), "shard 0 follows nobody");
         let (place, objects) = (&self.0.place, &self.0.objects);
         let mut last = None;
         loop {
-            place.board.tell(place.shard, self.0.groups.borrow().clone(), self.status());
+            self.tell_board();
             if let Some(settings) = place.board.settings() {
                 objects.set_settings(share(settings, place.shards));
             }

@@ -19,7 +19,7 @@ use crate::ctx::{Ctx, Settings};
 use crate::events::Event;
 use crate::failure::Stop;
 use crate::host_components::HostComponents;
-use crate::limits::{CALL_DEADLINE, RETRY_EVERY};
+use crate::limits::{CALL_DEADLINE, HAND_OVER_MAX, RETRY_EVERY};
 use crate::member::Members;
 use crate::message::{Reply, Request};
 use crate::owner::{OwnedObject, Owner, ResizeError};
@@ -242,28 +242,47 @@ impl<W: World, S: Components> HostObjects<W, S> {
         self.owners().iter().map(Owner::describe).collect()
     }
 
-    /// Hands over what this host owns, and stops: in-flight I/O ends first (for at most a second),
-    /// leases are given back. Then the next owner, which takes a new epoch, need not wait for them.
+    /// Hands over what this host owns, and stops.
     pub async fn release_all(&self) {
         self.0.stopping.set(true);
-        let world = self.world();
         for owner in self.owners() {
-            let until = world.now() + Nanos::from_secs(1);
-            while !owner.is_idle() && world.now() < until {
-                world.sleep(RETRY_EVERY / 5).await;
-            }
-            let addrs = owner.member_addrs();
-            // No read is answered after this, so the leases may go.
-            owner.stop(Stop::Released);
-            for addr in addrs {
-                let request = Request::GiveBack {
-                    incarnation: self.0.ctx.incarnation,
-                    serial: self.0.serial.get(),
-                    objects: vec![owner.0.id],
-                };
-                let deadline = world.now() + CALL_DEADLINE / 6;
-                let _ = self.peers().call(addr, Lane::Control, request, deadline).await;
-            }
+            self.wait_until_idle(&owner).await;
+            self.stop_owner(&owner).await;
+        }
+    }
+
+    /// Gives up an object, if this shard owns it, for another that is to take it: this one does not
+    /// take it again for [`HAND_OVER_MAX`], unless the other has.
+    pub async fn release(&self, object: ObjectId) {
+        let Some(owner) = self.owner(object) else { return };
+        self.wait_until_idle(&owner).await;
+        let until = self.world().now() + HAND_OVER_MAX;
+        self.0.table.pause(object, until, "its owner moves to another shard".into());
+        self.stop_owner(&owner).await;
+    }
+
+    /// In-flight I/O ends first, for at most a second.
+    async fn wait_until_idle(&self, owner: &HostOwner<W, S>) {
+        let world = self.world();
+        let until = world.now() + Nanos::from_secs(1);
+        while !owner.is_idle() && world.now() < until {
+            world.sleep(RETRY_EVERY / 5).await;
+        }
+    }
+
+    /// Leases are given back: then the next owner, which takes a new epoch, need not wait for them.
+    async fn stop_owner(&self, owner: &HostOwner<W, S>) {
+        let addrs = owner.member_addrs();
+        // No read is answered after this, so the leases may go.
+        owner.stop(Stop::Released);
+        for addr in addrs {
+            let request = Request::GiveBack {
+                incarnation: self.0.ctx.incarnation,
+                serial: self.0.serial.get(),
+                objects: vec![owner.0.id],
+            };
+            let deadline = self.world().now() + CALL_DEADLINE / 6;
+            let _ = self.peers().call(addr, Lane::Control, request, deadline).await;
         }
     }
 

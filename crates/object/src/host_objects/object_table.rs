@@ -171,6 +171,20 @@ impl<O: Serving> ObjectTable<O> {
         })
     }
 
+    /// This shard takes it over no more before that moment; `why` is for people.
+    pub fn pause(&self, object: ObjectId, until: Nanos, why: String) {
+        self.with(object, |known| {
+            let is_taken = matches!(known.place, Place::Taking(_));
+            assert!(!is_taken, "{object} is taken over and given up at once");
+            known.pause = Some(Pause { span: Nanos::ZERO, until, why });
+        });
+    }
+
+    /// The next takeover need not wait.
+    pub fn end_pause(&self, object: ObjectId) {
+        self.with(object, |known| known.pause = None);
+    }
+
     /// The takeover that goes on has made an owner.
     pub fn serve(&self, owner: O) {
         let (object, epoch) = owner.serves();
@@ -308,6 +322,24 @@ mod tests {
         table.begin_taking(OBJECT, now).expect("the pause is over");
         table.end_taking(OBJECT, None, now, 0);
         assert!(is_empty(&table), "lost to another host, say: nothing is kept");
+    }
+
+    #[test]
+    fn what_was_given_up_for_another_shard_is_left_to_it_for_a_while() {
+        let table = table();
+        table.begin_taking(OBJECT, AT).expect("free");
+        let first = owner(1);
+        table.serve(first.clone());
+        table.end_taking(OBJECT, None, AT, 0);
+        let until = AT + Nanos(50);
+        table.pause(OBJECT, until, "it moves".into());
+        first.0.set(true);
+        table.forget_owner(&first);
+        assert_eq!(table.begin_taking(OBJECT, AT + Nanos(49)).err(), Some("it moves".into()));
+        assert!(table.begin_taking(OBJECT, until).is_ok(), "the other did not come");
+        table.end_taking(OBJECT, Some("a copy is away".into()), until, 0);
+        table.end_pause(OBJECT);
+        assert!(table.begin_taking(OBJECT, until).is_ok(), "it is told to");
     }
 
     #[test]

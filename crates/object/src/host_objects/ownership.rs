@@ -5,13 +5,13 @@
 //! pauses that grow.
 
 use super::{HostObjects, HostOwner};
-use crate::limits::{REJOIN_PATIENCE, TAKEOVER_AFTER};
+use crate::limits::{REJOIN_PATIENCE, RETRY_EVERY, TAKEOVER_AFTER};
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{Addr, ObjectId};
-use atoll_format::record::ObjectRecord;
+use atoll_format::record::{MemberRecord, ObjectRecord};
 use atoll_world::directory::Revision;
 use atoll_world::sync::oneshot;
-use atoll_world::{Components, World, mutant, sometimes};
+use atoll_world::{Components, Nanos, World, mutant, sometimes};
 
 /// Where an object's I/O goes.
 pub(crate) enum Route<W: World, S: Components> {
@@ -33,6 +33,35 @@ impl<W: World, S: Components> HostObjects<W, S> {
             Err(TakeoverError::NotNow(why)) => Err(why),
             Err(TakeoverError::Gone) => Err("there is no such object".into()),
             Err(TakeoverError::Lost) => Err("another host took it".into()),
+        }
+    }
+
+    /// Connects to the shards that have copies of an object, for at most so long: who is to take it
+    /// over from an owner that serves must not begin with that.
+    pub async fn connect_to_copies(&self, object: ObjectId, wait: Nanos) {
+        let Ok((record, _)) = load(self.world(), object).await else { return };
+        let until = self.world().now() + wait;
+        let at = |member: &MemberRecord| self.0.ctx.addr_of((member.host, member.group));
+        let copies: Vec<Addr> = record.members().map(|(_, member)| at(member)).collect();
+        let own = self.0.ctx.addr;
+        let is_there = |addr: Addr| addr == own || self.peers().peer(addr).connected;
+        while !copies.iter().all(|&addr| is_there(addr)) && self.world().now() < until {
+            self.world().sleep(RETRY_EVERY / 20).await;
+        }
+    }
+
+    /// Makes this shard the owner in the place of another that has just released the object.
+    ///
+    /// # Errors
+    /// Why not: somebody else became the owner, or it cannot be taken over now.
+    pub async fn take_released(&self, object: ObjectId, from: Addr) -> Result<(), String> {
+        // It may have been this shard's a moment ago.
+        self.0.table.end_pause(object);
+        match self.take_from(object, from).await {
+            Some(TakeoverError::NotNow(why)) => Err(why),
+            Some(TakeoverError::Gone) => Err("there is no such object".into()),
+            None if self.owner(object).is_some() => Ok(()),
+            Some(TakeoverError::Lost) | None => Err("somebody else took it".into()),
         }
     }
 
