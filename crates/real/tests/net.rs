@@ -19,7 +19,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const A: HostId = HostId(0xa);
 const B: HostId = HostId(0xb);
@@ -418,6 +418,53 @@ fn a_socket_file_is_taken_over_only_when_nobody_listens_there() {
         let other = StreamListener::unix(&path).err().unwrap();
         assert_eq!(other.kind(), ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    })
+    .unwrap();
+}
+
+/// What came before it was detached and was not read is read after that, and no more is lost; the
+/// end of the stream as well.
+#[test]
+fn a_stream_is_one_stream_on_every_thread() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = StreamListener::unix(&path).unwrap();
+        let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        client.write_all(b"before and after").await.unwrap();
+        let (mut read, mut write) = server.split();
+        let mut some = [0; 7];
+        assert_eq!(read.read(&mut some).await.unwrap(), 7);
+        write.write_all(vec![Piece::Bytes(b"one ".to_vec())]).await.unwrap();
+        let detached = RealStream::unite(read, write).detach().unwrap();
+        let other = Shard::start("other", || async {
+            let (mut read, mut write) = RealStream::attach(detached).unwrap().split();
+            write.write_all(vec![Piece::Bytes(b"two".to_vec())]).await.unwrap();
+            let mut rest = [0; 20];
+            let len = read.read(&mut rest).await.unwrap();
+            rest[..len].to_vec()
+        });
+        let mut answers = String::new();
+        client.read_to_string(&mut answers).await.unwrap();
+        assert_eq!(answers, "one two");
+        assert_eq!(other.unwrap().join().unwrap(), b"and after");
+
+        // Dropped on its way, it ends.
+        let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        drop(listener.accept().await.unwrap().detach().unwrap());
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+    })
+    .unwrap();
+}
+
+#[test]
+#[should_panic(expected = "two halves of one stream")]
+fn halves_of_two_streams_are_not_one() {
+    run(async {
+        let pair = || RealStream::unix(tokio::net::UnixStream::pair().unwrap().0).split();
+        let ((read, _), (_, write)) = (pair(), pair());
+        RealStream::unite(read, write);
     })
     .unwrap();
 }

@@ -159,6 +159,9 @@ where
     fn split(self) -> (Self::Read, Self::Write) {
         (ReadHalf(self.0), WriteHalf(self.1))
     }
+    fn unite(read: Self::Read, write: Self::Write) -> Self {
+        Self(read.0, write.0)
+    }
     fn peer(&self) -> String {
         "a test".to_owned()
     }
