@@ -26,7 +26,7 @@ use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::ClusterRecord;
 use atoll_front::limits::Limits;
-use atoll_front::nbd::Server;
+use atoll_front::nbd::{Served, Server};
 use atoll_node::{
     Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
     before, check_host_name, find_or_found,
@@ -422,8 +422,12 @@ async fn accept(listener: StreamListener, server: NbdServer) {
                 let server = server.clone();
                 // Ends with the connection, or when the server stops.
                 tokio::task::spawn_local(PEER.scope(peer.clone(), async move {
-                    let ended = server.serve(stream).await;
-                    tracing::debug!(%peer, ?ended, "an NBD client has gone");
+                    match server.serve(stream).await {
+                        Served::Ended(ended) => {
+                            tracing::debug!(%peer, ?ended, "an NBD client has gone");
+                        }
+                        Served::HandOver(_) => unreachable!("there is one shard"),
+                    }
                 }));
             }
             Err(e) => {

@@ -5,6 +5,7 @@
 
 use atoll_front::filter::{Delay, Fail, Kind};
 use atoll_front::memory::{Fixed, MemoryVolume};
+use atoll_front::nbd::{Ended, Served};
 use atoll_world::directory::{Entry, Listing, Revision, Txn, TxnReply, WatchEvent};
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
 use atoll_world::volume::{Volume, VolumeError, VolumeInfo};
@@ -190,6 +191,14 @@ impl<W: AsyncWrite + Unpin + 'static> ByteWrite for WriteHalf<W> {
             IoSlice::advance_slices(&mut left, count);
         }
         Ok(())
+    }
+}
+
+/// How a connection ended that was to be served where it arrived.
+pub fn ended<S>(served: Served<S>) -> Ended {
+    match served {
+        Served::Ended(ended) => ended,
+        Served::HandOver(to) => panic!("handed over to shard {}", to.shard),
     }
 }
 
