@@ -57,6 +57,7 @@ class Shards(ClusterTest):
             listed = {v["name"]: v for v in self.cluster.get("volume", "list")}
             self.assertEqual({listed[name]["sessions"] for name in names}, {1})
             self.assertEqual(self.cluster.metric("atoll_nbd_connections"), len(names))
+            self.assertGreaterEqual(self.cluster.metric("atoll_nbd_resumed_total"), 3)
             self.assertGreaterEqual(
                 self.cluster.metric("atoll_volume_writes_total"), count * len(names)
             )

@@ -14,7 +14,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use support::{Halves, TokioWorld, Troubled};
+use support::{Halves, TokioWorld, Troubled, ended};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::task::JoinHandle;
 
@@ -61,7 +61,7 @@ impl Bench {
         let (read, write) = tokio::io::split(theirs);
         let server = self.server.clone();
         let served =
-            tokio::task::spawn_local(async move { server.serve(Halves(read, write)).await });
+            tokio::task::spawn_local(async move { ended(server.serve(Halves(read, write)).await) });
         Client { stream, served }
     }
 
@@ -505,7 +505,7 @@ fn answers_leave_before_more_is_read() {
         let notes = Rc::<RefCell<String>>::default();
         let halves = Halves(Noting(read, notes.clone()), Noting(write, notes.clone()));
         let server = bench.server.clone();
-        let served = tokio::task::spawn_local(async move { server.serve(halves).await });
+        let served = tokio::task::spawn_local(async move { ended(server.serve(halves).await) });
         let mut client = Client { stream, served };
         client.choose().await;
         sleep(1).await;
@@ -654,7 +654,7 @@ fn names_that_are_not_known_are_an_error_and_not_an_empty_list() {
         let (stream, theirs) = tokio::io::duplex(64 << 10);
         let (read, write) = tokio::io::split(theirs);
         let served =
-            tokio::task::spawn_local(async move { server.serve(Halves(read, write)).await });
+            tokio::task::spawn_local(async move { ended(server.serve(Halves(read, write)).await) });
         let mut client = Client { stream, served };
         assert_eq!(client.take().await, *b"NBDMAGICIHAVEOPT\0\x03");
         client.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x03\0\0\0\0").await;

@@ -42,7 +42,7 @@ pub(crate) fn choose(object: ObjectId, owner: Option<u8>, loads: &[ShardLoad]) -
 impl<W: World, S: Components> Node<W, S> {
     /// Another shard of this host that is to serve a client which has come to this one, by the name
     /// that it asks for; none: this one is. An import's export is served where its lock is: here.
-    pub async fn shard_for_client(&self, export: &str) -> Option<u8> {
+    pub(crate) async fn shard_for_client(&self, export: &str) -> Option<u8> {
         let place = &self.0.place;
         if place.shards == 1 || !self.is_first_shard() || split_export(export).is_some() {
             return None;

@@ -63,6 +63,10 @@ impl<W: World, S: Components> Volumes for Node<W, S> {
         Ok(CountedVolume { volume, _open: Rc::new(open) })
     }
 
+    async fn elsewhere(&self, name: &str) -> Option<u8> {
+        self.shard_for_client(name).await
+    }
+
     async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
         let volumes = self.volumes().await;
         let volumes = volumes.map_err(|e| VolumeError::TimedOut(e.to_string()))?;

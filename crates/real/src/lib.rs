@@ -29,6 +29,6 @@ pub use disk::{Backend, OpenError, OpenOptions, RealDisk};
 pub use net::{RealConn, RealNet};
 pub use shard::{RealWorld, Shard, run};
 pub use siblings::Siblings;
-pub use stream::{RealStream, StreamListener, StreamRead, StreamWrite};
+pub use stream::{DetachedStream, RealStream, StreamListener, StreamRead, StreamWrite};
 pub use timers::sleep_until;
 pub use unix::listen_unix;

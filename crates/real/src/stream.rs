@@ -25,19 +25,35 @@ enum Socket {
 }
 
 /// The receiving half; the socket closes with the last of both.
-pub enum StreamRead {
-    /// Over TCP.
+pub struct StreamRead {
+    half: ReadHalf,
+    /// Of the stream: for when it is united again.
+    peer: String,
+}
+
+enum ReadHalf {
     Tcp(tcp::OwnedReadHalf),
-    /// Over a Unix socket.
     Unix(unix::OwnedReadHalf),
 }
 
 /// The sending half.
-pub enum StreamWrite {
-    /// Over TCP.
+pub struct StreamWrite(WriteHalf);
+
+enum WriteHalf {
     Tcp(tcp::OwnedWriteHalf),
-    /// Over a Unix socket.
     Unix(unix::OwnedWriteHalf),
+}
+
+/// A connected client on its way from one shard to another; it is disconnected if it is dropped.
+pub struct DetachedStream {
+    socket: DetachedSocket,
+    peer: String,
+}
+
+/// Sockets that do not block, as the next runtime needs them.
+enum DetachedSocket {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
 }
 
 impl RealStream {
@@ -57,22 +73,62 @@ impl RealStream {
         let peer = pid.map_or("unix".to_owned(), |pid| format!("unix, process {pid}"));
         Self { socket: Socket::Unix(stream), peer }
     }
+
+    /// Takes it from this thread's runtime. Bytes that have come and were not read stay in it.
+    ///
+    /// # Errors
+    /// The system refuses; the client is disconnected.
+    pub fn detach(self) -> io::Result<DetachedStream> {
+        let socket = match self.socket {
+            Socket::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
+            Socket::Unix(stream) => DetachedSocket::Unix(stream.into_std()?),
+        };
+        Ok(DetachedStream { socket, peer: self.peer })
+    }
+
+    /// Gives it to this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses; the client is disconnected.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn attach(stream: DetachedStream) -> io::Result<Self> {
+        let socket = match stream.socket {
+            DetachedSocket::Tcp(socket) => Socket::Tcp(TcpStream::from_std(socket)?),
+            DetachedSocket::Unix(socket) => Socket::Unix(UnixStream::from_std(socket)?),
+        };
+        Ok(Self { socket, peer: stream.peer })
+    }
 }
 
 impl ByteStream for RealStream {
     type Read = StreamRead;
     type Write = StreamWrite;
     fn split(self) -> (StreamRead, StreamWrite) {
-        match self.socket {
+        let (half, write) = match self.socket {
             Socket::Tcp(stream) => {
                 let (read, write) = stream.into_split();
-                (StreamRead::Tcp(read), StreamWrite::Tcp(write))
+                (ReadHalf::Tcp(read), WriteHalf::Tcp(write))
             }
             Socket::Unix(stream) => {
                 let (read, write) = stream.into_split();
-                (StreamRead::Unix(read), StreamWrite::Unix(write))
+                (ReadHalf::Unix(read), WriteHalf::Unix(write))
             }
-        }
+        };
+        (StreamRead { half, peer: self.peer }, StreamWrite(write))
+    }
+    fn unite(read: StreamRead, write: StreamWrite) -> Self {
+        let socket = match (read.half, write.0) {
+            (ReadHalf::Tcp(read), WriteHalf::Tcp(write)) => {
+                read.reunite(write).ok().map(Socket::Tcp)
+            }
+            (ReadHalf::Unix(read), WriteHalf::Unix(write)) => {
+                read.reunite(write).ok().map(Socket::Unix)
+            }
+            _ => None,
+        };
+        Self { socket: socket.expect("two halves of one stream"), peer: read.peer }
     }
     fn peer(&self) -> String {
         self.peer.clone()
@@ -84,9 +140,9 @@ impl ByteRead for StreamRead {
     /// only to be told so.
     async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut into = ReadBuf::new(into);
-        poll_fn(|cx| match self {
-            Self::Tcp(half) => Pin::new(half).poll_read(cx, &mut into),
-            Self::Unix(half) => Pin::new(half).poll_read(cx, &mut into),
+        poll_fn(|cx| match &mut self.half {
+            ReadHalf::Tcp(half) => Pin::new(half).poll_read(cx, &mut into),
+            ReadHalf::Unix(half) => Pin::new(half).poll_read(cx, &mut into),
         })
         .await?;
         busy_poll::event();
@@ -96,15 +152,15 @@ impl ByteRead for StreamRead {
 
 impl StreamWrite {
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(half) => half.try_write_vectored(slices),
-            Self::Unix(half) => half.try_write_vectored(slices),
+        match &self.0 {
+            WriteHalf::Tcp(half) => half.try_write_vectored(slices),
+            WriteHalf::Unix(half) => half.try_write_vectored(slices),
         }
     }
     async fn writable(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(half) => half.writable().await,
-            Self::Unix(half) => half.writable().await,
+        match &self.0 {
+            WriteHalf::Tcp(half) => half.writable().await,
+            WriteHalf::Unix(half) => half.writable().await,
         }
     }
 }

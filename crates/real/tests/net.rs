@@ -2,15 +2,19 @@
 
 use atoll_format::frame::{FrameHead, FrameKind, VERSION_MAX};
 use atoll_format::id::{Addr, ClusterId, HostId, Incarnation};
+use atoll_front::limits::Limits;
+use atoll_front::memory::{Fixed, MemoryVolume};
+use atoll_front::nbd::{Ended, Served, Server, Suspended};
 use atoll_real::{
-    RealConn, RealNet, RealStream, RealWorld, Shard, Siblings, StreamListener, now, run,
-    sleep_until,
+    DetachedStream, RealConn, RealNet, RealStream, RealWorld, Shard, Siblings, StreamListener, now,
+    run, sleep_until,
 };
 use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
+use atoll_world::volume::{ExportName, VolumeError, Volumes};
 use atoll_world::{Buf, Conn, Lane, Nanos, Net, Packet};
 use futures_util::future::{join, join_all};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -19,7 +23,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const A: HostId = HostId(0xa);
 const B: HostId = HostId(0xb);
@@ -418,6 +422,157 @@ fn a_socket_file_is_taken_over_only_when_nobody_listens_there() {
         let other = StreamListener::unix(&path).err().unwrap();
         assert_eq!(other.kind(), ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    })
+    .unwrap();
+}
+
+/// The exports of a shard: another one is to serve them, if it says so.
+#[derive(Clone)]
+struct Exports(Fixed<MemoryVolume>, Option<u8>);
+
+impl Volumes for Exports {
+    type Volume = MemoryVolume;
+    async fn open(&self, name: &str) -> Result<MemoryVolume, VolumeError> {
+        self.0.open(name).await
+    }
+    async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
+        self.0.list(max).await
+    }
+    async fn elsewhere(&self, _name: &str) -> Option<u8> {
+        self.1
+    }
+}
+
+fn nbd_server(elsewhere: Option<u8>) -> Server<RealWorld<NoDirectory>, Exports> {
+    let net = RealNet::of_shard(elsewhere.map_or(1, |_| 0), &[], &Siblings::of(2));
+    let world = RealWorld::new(net, NoDirectory).unwrap();
+    let disk = MemoryVolume::new(VOLUME_BYTES);
+    let volumes = Fixed::new([("disk".to_owned(), disk, String::new())]);
+    Server::new(world, Exports(volumes, elsewhere), Limits::default())
+}
+
+const VOLUME_BYTES: u64 = 4 << 20;
+
+/// An NBD client that uses `disk`, writes so much behind its choice that not all of it fits into a
+/// socket, and reads it back.
+async fn use_disk(client: impl AsyncRead + AsyncWrite) {
+    let (mut read, mut write) = tokio::io::split(client);
+    let data: Vec<u8> = (0..3 << 20).map(|i| (i / 777) as u8).collect();
+    let len = u32::try_from(data.len()).unwrap().to_be_bytes();
+    let request = |command, len: &[u8]| {
+        [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, command][..], &[command; 8], &[0; 8], len].concat()
+    };
+    let sending = async {
+        let choice = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04disk";
+        let all = [&choice[..], &request(1, &len), &data, &request(0, &len)].concat();
+        write.write_all(&all).await.unwrap();
+    };
+    let receiving = async {
+        // The greeting; size and flags of the export; the answer to the write; that to the read.
+        let mut answers = vec![0; 18 + 10 + 16 + 16 + data.len()];
+        read.read_exact(&mut answers).await.unwrap();
+        answers
+    };
+    let ((), answers) = join(sending, receiving).await;
+    assert_eq!(answers[18..26], VOLUME_BYTES.to_be_bytes());
+    let done = |command| [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &[command; 8]].concat();
+    assert_eq!(answers[28..44], done(1));
+    assert_eq!(answers[44..60], done(0));
+    assert!(answers[60..] == data);
+    write.write_all(&request(2, &[0; 4])).await.unwrap();
+    assert_eq!(read.read(&mut [0]).await.unwrap(), 0);
+}
+
+#[test]
+fn an_nbd_client_is_handed_over_to_another_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let (tell, told) = std::sync::mpsc::channel();
+    let (hand, mut handed) = tokio::sync::mpsc::channel::<(DetachedStream, String, Suspended)>(1);
+    let at = path.clone();
+    let first = Shard::start("first", || async move {
+        let listeners = [
+            StreamListener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap(),
+            StreamListener::unix(at).unwrap(),
+        ];
+        tell.send(listeners[0].address().unwrap()).unwrap();
+        let server = nbd_server(Some(1));
+        for listener in &listeners {
+            let stream = listener.accept().await.unwrap();
+            let peer = stream.peer();
+            let Served::HandOver(to) = server.serve(stream).await else { panic!("it stayed") };
+            assert_eq!((to.shard, to.stream.peer()), (1, peer.clone()));
+            hand.send((to.stream.detach().unwrap(), peer, to.session)).await.unwrap();
+        }
+        server.stats()
+    });
+    let second = Shard::start("second", || async move {
+        let server = nbd_server(None);
+        while let Some((stream, peer, session)) = handed.recv().await {
+            // The client goes on sending in the meantime.
+            sleep_until(now() + MS * 20).await;
+            let stream = RealStream::attach(stream).unwrap();
+            assert_eq!(stream.peer(), peer);
+            assert!(matches!(server.resume(stream, session).await, Ended::Goodbye));
+        }
+        server.stats()
+    });
+    let address = told.recv().unwrap();
+    let clients = async {
+        use_disk(tokio::net::TcpStream::connect(address).await.unwrap()).await;
+        use_disk(tokio::net::UnixStream::connect(&path).await.unwrap()).await;
+    };
+    let served = async { tokio::time::timeout(Duration::from_secs(30), clients).await };
+    run(served).unwrap().expect("they are served");
+    let first = first.unwrap().join().unwrap();
+    let second = second.unwrap().join().unwrap();
+    assert_eq!((first.accepted, first.resumed, first.requests), (2, 0, 0));
+    assert_eq!((second.accepted, second.resumed, second.requests), (0, 2, 4));
+}
+
+/// What came before it was detached and was not read is read after that, and no more is lost; the
+/// end of the stream as well.
+#[test]
+fn a_stream_is_one_stream_on_every_thread() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = StreamListener::unix(&path).unwrap();
+        let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        client.write_all(b"before and after").await.unwrap();
+        let (mut read, mut write) = server.split();
+        let mut some = [0; 7];
+        assert_eq!(read.read(&mut some).await.unwrap(), 7);
+        write.write_all(vec![Piece::Bytes(b"one ".to_vec())]).await.unwrap();
+        let detached = RealStream::unite(read, write).detach().unwrap();
+        let other = Shard::start("other", || async {
+            let (mut read, mut write) = RealStream::attach(detached).unwrap().split();
+            write.write_all(vec![Piece::Bytes(b"two".to_vec())]).await.unwrap();
+            let mut rest = [0; 20];
+            let len = read.read(&mut rest).await.unwrap();
+            rest[..len].to_vec()
+        });
+        let mut answers = String::new();
+        client.read_to_string(&mut answers).await.unwrap();
+        assert_eq!(answers, "one two");
+        assert_eq!(other.unwrap().join().unwrap(), b"and after");
+
+        // Dropped on its way, it ends.
+        let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        drop(listener.accept().await.unwrap().detach().unwrap());
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+    })
+    .unwrap();
+}
+
+#[test]
+#[should_panic(expected = "two halves of one stream")]
+fn halves_of_two_streams_are_not_one() {
+    run(async {
+        let pair = || RealStream::unix(tokio::net::UnixStream::pair().unwrap().0).split();
+        let ((read, _), (_, write)) = (pair(), pair());
+        RealStream::unite(read, write);
     })
     .unwrap();
 }

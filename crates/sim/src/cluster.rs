@@ -563,7 +563,7 @@ impl<T: Storage> Cluster<T> {
         while !book.is_over() {
             let at = match at {
                 Some(at) => at,
-                None => shards[0].shard_for_client(&name).await.unwrap_or(0).into(),
+                None => shards[0].elsewhere(&name).await.unwrap_or(0).into(),
             };
             match shards[at].open(&name).await {
                 Ok(open) if at == 0 => return book.client(open, mix, rng).await,

@@ -4,14 +4,19 @@ use crate::Buf;
 use std::future::Future;
 use std::io;
 
-/// A connected client. Split once, so that replies do not wait for requests.
-pub trait ByteStream: 'static {
+/// A connected client. Split, so that replies do not wait for requests.
+pub trait ByteStream: Sized + 'static {
     /// The receiving half.
     type Read: ByteRead;
     /// The sending half.
     type Write: ByteWrite;
     /// Both halves; the stream closes when both are dropped.
     fn split(self) -> (Self::Read, Self::Write);
+    /// The stream again, of both its halves: as it was but for what was read and written.
+    ///
+    /// # Panics
+    /// If these are halves of two streams.
+    fn unite(read: Self::Read, write: Self::Write) -> Self;
     /// Who it is, for messages to people.
     fn peer(&self) -> String;
 }

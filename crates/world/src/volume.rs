@@ -135,4 +135,9 @@ pub trait Volumes: Clone + 'static {
     /// # Errors
     /// The names are not known now: that is not the same as none.
     fn list(&self, max: usize) -> impl Future<Output = Result<Vec<ExportName>, VolumeError>>;
+    /// Another shard of this process that is to serve clients of that volume; none: this one is,
+    /// or there is no such volume. Only advice: [`Volumes::open`] works here all the same.
+    fn elsewhere(&self, _name: &str) -> impl Future<Output = Option<u8>> {
+        async { None }
+    }
 }

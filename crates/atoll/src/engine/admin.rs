@@ -925,6 +925,11 @@ impl Engine {
         );
         let counters = [
             ("atoll_nbd_accepted_total", "Connections accepted.", nbd.accepted),
+            (
+                "atoll_nbd_resumed_total",
+                "Connections taken over from the shard that accepted them.",
+                nbd.resumed,
+            ),
             ("atoll_nbd_refused_total", "Connections refused.", nbd.refused),
             ("atoll_nbd_violations_total", "Clients that broke the protocol.", nbd.violations),
             ("atoll_nbd_requests_total", "Requests carried out.", nbd.requests),

@@ -282,6 +282,10 @@ impl<W: World, V: Volumes> Volumes for MeteredVolumes<W, V> {
     async fn list(&self, max: usize) -> Result<Vec<ExportName>, VolumeError> {
         self.inner.list(max).await
     }
+
+    async fn elsewhere(&self, name: &str) -> Option<u8> {
+        self.inner.elsewhere(name).await
+    }
 }
 
 /// Ends the session when the last clone of its volume is dropped.

@@ -32,13 +32,13 @@ use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::ClusterRecord;
-use atoll_front::nbd::Server;
+use atoll_front::nbd::{HandOver, Served, Server};
 use atoll_node::{
     Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
     before, check_host_name, find_or_found,
 };
 use atoll_real::directory::DirectoryClient;
-use atoll_real::{RealNet, Siblings, StreamListener};
+use atoll_real::{RealNet, RealStream, Siblings, StreamListener};
 use atoll_world::Nanos;
 use atoll_world::stream::ByteStream;
 use disks::Slots;
@@ -387,20 +387,42 @@ async fn log_events(node: HostNode, mut after: EventMark) {
 async fn accept(listener: StreamListener, engine: Rc<Engine>) {
     loop {
         match listener.accept().await {
-            Ok(stream) => {
-                let peer: Rc<str> = stream.peer().into();
-                let engine = engine.clone();
-                // Ends with the connection, or when the server stops.
-                tokio::task::spawn_local(PEER.scope(peer.clone(), async move {
-                    let nbd = engine.shards.own().nbd().expect("it listens once it has started");
-                    let ended = nbd.serve(stream).await;
-                    tracing::debug!(%peer, ?ended, "an NBD client has gone");
-                }));
-            }
+            // Ends with the connection, or when the server stops.
+            Ok(stream) => drop(tokio::task::spawn_local(engine.clone().serve_client(stream))),
             Err(e) => {
                 tracing::warn!("cannot accept an NBD client: {e}");
                 tokio::time::sleep(ACCEPT_REST).await;
             }
+        }
+    }
+}
+
+impl Engine {
+    /// Serves a client that has just connected, here or on the shard that is to.
+    async fn serve_client(self: Rc<Self>, stream: RealStream) {
+        let peer = stream.peer();
+        let Some(permit) = self.shards.own().admit() else {
+            return tracing::debug!(%peer, "an NBD client too many");
+        };
+        let nbd = self.shards.own().nbd().expect("it listens once it has started");
+        let HandOver { shard, stream, session } =
+            match PEER.scope(peer.as_str().into(), nbd.serve(stream)).await {
+                Served::Ended(ended) => {
+                    return tracing::debug!(%peer, ?ended, "an NBD client has gone");
+                }
+                Served::HandOver(hand_over) => *hand_over,
+            };
+        let handed = match stream.detach() {
+            Ok(stream) => {
+                let resume =
+                    move |shard: Rc<Shard>| async move { shard.resume(stream, session, permit) };
+                self.shards.on(shard, resume).await
+            }
+            Err(error) => Err(Problem::new(Code::Failed, error.to_string())),
+        };
+        if let Err(why) = handed {
+            // It is disconnected, and comes back as after any other break.
+            tracing::debug!(%peer, %why, "an NBD client was not handed to shard {shard}");
         }
     }
 }

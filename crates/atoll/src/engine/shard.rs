@@ -6,31 +6,38 @@
 
 use super::disks::{self, Identity, Slots, Started};
 use super::host::{HostNode, HostStore, HostWorld};
-use super::meter::{Figures, Meter, MeteredVolumes};
+use super::meter::{Figures, Meter, MeteredVolumes, PEER};
 use super::{NbdServer, RETRY_EVERY, STOP_WAIT};
 use crate::bridge::ShardHandle;
 use crate::config::Config;
 use atoll_api::types::Group;
 use atoll_api::{Code, Problem};
 use atoll_format::id::GroupId;
+use atoll_front::admission::limits::AdmissionLimits;
 use atoll_front::limits::Limits;
-use atoll_front::nbd::{Server, Stats};
+use atoll_front::nbd::{Server, Stats, Suspended};
 use atoll_node::{FirstShard, Node, Severity};
 use atoll_object::promised::promised_bytes;
 use atoll_real::directory::DirectoryClient;
-use atoll_real::{RealNet, RealWorld, Siblings, limit_cpu_latency, set_busy_poll_max};
+use atoll_real::{
+    DetachedStream, RealNet, RealStream, RealWorld, Siblings, limit_cpu_latency, set_busy_poll_max,
+};
 use atoll_world::stages::Histogram;
+use atoll_world::stream::ByteStream;
 use atoll_world::{Components, Nanos, Stage, World};
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
 /// How often load is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+
+/// Bytes of data that clients of a shard may hold at least: two requests of the largest size.
+const SERVER_BYTES_MIN: usize = 64 << 20;
 
 /// What all shards of a process are made with.
 #[derive(Clone)]
@@ -41,6 +48,27 @@ pub struct Plan {
     /// NBD clients of the host at once.
     pub nbd_connections: usize,
     next_session: Arc<AtomicU64>,
+    /// NBD clients of the host now.
+    clients: Arc<AtomicUsize>,
+}
+
+/// One of the NBD clients that a host may have, wherever it is served.
+pub struct ClientPermit(Arc<AtomicUsize>);
+
+impl ClientPermit {
+    /// None: there are `most` already.
+    fn take(clients: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let more = |count| (count < most).then_some(count + 1);
+        clients.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Self(clients.clone()))
+    }
+}
+
+impl Drop for ClientPermit {
+    fn drop(&mut self) {
+        let before = self.0.fetch_sub(1, Ordering::Relaxed);
+        assert!(before > 0, "more clients have gone than came");
+    }
 }
 
 impl Plan {
@@ -48,8 +76,17 @@ impl Plan {
     pub fn new(config: Config, shards: u8, nbd_connections: usize) -> Self {
         let slots = Arc::new(Slots::all(&config, shards));
         let siblings = Siblings::of(shards);
-        let (config, next_session) = (Arc::new(config), Arc::default());
-        Self { config, slots, siblings, nbd_connections, next_session }
+        let (next_session, clients) = (Arc::default(), Arc::default());
+        Self { config: Arc::new(config), slots, siblings, nbd_connections, next_session, clients }
+    }
+
+    /// What each shard's NBD server keeps to: data of clients is the host's, as far as each has
+    /// room for the largest request.
+    fn limits(&self) -> Limits {
+        let limits = Limits { connections: self.nbd_connections, ..Limits::default() };
+        let share = limits.admission.server_bytes / usize::from(self.shards());
+        let server_bytes = share.max(SERVER_BYTES_MIN);
+        Limits { admission: AdmissionLimits { server_bytes, ..limits.admission }, ..limits }
     }
 
     /// How many shards.
@@ -63,6 +100,8 @@ pub struct Shard {
     pub number: u8,
     plan: Plan,
     meter: Meter,
+    /// Clients that were refused because the host had too many.
+    refused: Cell<u64>,
     /// Disks that were opened, until it starts.
     opened: RefCell<Option<Opened>>,
     serving: OnceCell<Serving>,
@@ -102,6 +141,7 @@ impl ShardFigures {
             connections: a.connections + b.connections,
             held_bytes: a.held_bytes + b.held_bytes,
             accepted: a.accepted + b.accepted,
+            resumed: a.resumed + b.resumed,
             refused: a.refused + b.refused,
             handshakes_expired: a.handshakes_expired + b.handshakes_expired,
             stalled: a.stalled + b.stalled,
@@ -125,8 +165,8 @@ impl Shard {
     pub fn new(number: u8, plan: Plan) -> Rc<Self> {
         assert!(number < plan.shards(), "shard {number} of {}", plan.shards());
         let meter = Meter::new(plan.next_session.clone());
-        let (opened, serving) = (RefCell::default(), OnceCell::new());
-        Rc::new(Self { number, plan, meter, opened, serving })
+        let (refused, opened, serving) = (Cell::new(0), RefCell::default(), OnceCell::new());
+        Rc::new(Self { number, plan, meter, refused, opened, serving })
     }
 
     /// The life of a shard other than 0: does what shard 0 asks for, until that is gone or `over`.
@@ -236,7 +276,7 @@ impl Shard {
             node.note(severity, kind, None, detail);
         }
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
-        let limits = Limits { connections: self.plan.nbd_connections, ..Limits::default() };
+        let limits = self.plan.limits();
         let nbd = Server::new(world.clone(), volumes, limits);
         let first = self.serving.set(Serving { world, node, nbd }).is_ok();
         assert!(first, "a shard starts once");
@@ -252,6 +292,38 @@ impl Shard {
         self.serving().map(|serving| &serving.nbd)
     }
 
+    /// A client has come; none: the host has too many.
+    pub fn admit(&self) -> Option<ClientPermit> {
+        let permit = ClientPermit::take(&self.plan.clients, self.plan.nbd_connections);
+        if permit.is_none() {
+            self.refused.set(self.refused.get() + 1);
+        }
+        permit
+    }
+
+    /// Goes on with a client that another shard has accepted.
+    ///
+    /// # Errors
+    /// It has not started, or the client has gone.
+    pub fn resume(
+        &self,
+        stream: DetachedStream,
+        session: Suspended,
+        permit: ClientPermit,
+    ) -> Result<(), Problem> {
+        let nbd = self.nbd()?.clone();
+        let gone = |e: std::io::Error| Problem::new(Code::Failed, e.to_string());
+        let stream = RealStream::attach(stream).map_err(gone)?;
+        let peer = stream.peer();
+        // Ends with the connection, or when the server stops.
+        tokio::task::spawn_local(PEER.scope(peer.as_str().into(), async move {
+            let ended = nbd.resume(stream, session).await;
+            tracing::debug!(%peer, ?ended, "an NBD client has gone");
+            drop(permit);
+        }));
+        Ok(())
+    }
+
     /// What it has counted.
     pub fn figures(&self) -> ShardFigures {
         let used = self.meter.figures();
@@ -263,7 +335,7 @@ impl Shard {
         let promised = owned.iter().map(|object| promised_bytes(&object.record));
         ShardFigures {
             used,
-            nbd: nbd.stats(),
+            nbd: Stats { refused: nbd.stats().refused + self.refused.get(), ..nbd.stats() },
             stages: stages.into_iter().flatten().collect(),
             promised_bytes: promised.fold(0, u64::saturating_add),
         }
@@ -356,4 +428,32 @@ impl Shard {
 pub fn world(net: RealNet, directory: DirectoryClient) -> Result<HostWorld, Problem> {
     RealWorld::new(net, directory)
         .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ClientPermit, ShardFigures, Stats};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_host_has_so_many_clients_wherever_they_are_served() {
+        let clients = Arc::default();
+        let first = ClientPermit::take(&clients, 2).unwrap();
+        let second = ClientPermit::take(&clients, 2).unwrap();
+        assert!(ClientPermit::take(&clients, 2).is_none());
+        std::thread::spawn(move || drop(first)).join().unwrap();
+        assert!(ClientPermit::take(&clients, 2).is_some());
+        drop(second);
+    }
+
+    #[test]
+    fn figures_of_shards_add_up() {
+        let shard = |accepted, promised_bytes| ShardFigures {
+            nbd: Stats { accepted, resumed: 1, ..Stats::default() },
+            promised_bytes,
+            ..ShardFigures::default()
+        };
+        let both = shard(2, 10).and(shard(3, 20));
+        assert_eq!((both.nbd.accepted, both.nbd.resumed, both.promised_bytes), (5, 2, 30));
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::codec::{OPTION_MAGIC, RequestHead, cmd, flag, info, opt, put16, put32, put64, rep};
 use super::reply::{Failure, Outbox, Status};
-use super::session::{End, Event, NbdSession, Op, Refused, Request};
+use super::session::{End, Event, NbdSession, Op, Refused, Request, Why};
 use crate::admission::client::Room;
 use crate::limits::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES};
 use crate::nbd::codec::Errno;
@@ -85,13 +85,15 @@ struct Peer {
     sent: Vec<u8>,
     requests: Vec<Request>,
     end: Option<End>,
+    /// Hands its session over at the first choice of an export.
+    leaves: bool,
 }
 
 impl Peer {
     fn new() -> Self {
         let mut out = Outbox::default();
         let session = NbdSession::new(OPTIONS_MAX, &mut out);
-        Self { session, out, sent: Vec::new(), requests: Vec::new(), end: None }
+        Self { session, out, sent: Vec::new(), requests: Vec::new(), end: None, leaves: false }
     }
 
     /// One that has negotiated structured replies and block status, or nothing, and uses `disk`.
@@ -132,6 +134,12 @@ impl Peer {
         loop {
             match self.session.next(ROOM, &mut self.out) {
                 Event::More => return,
+                Event::Open(open) if self.leaves && open.why == Why::Use => {
+                    self.leaves = false;
+                    // What waits is sent first: the other side has nothing to send.
+                    self.sent = self.take_sent();
+                    self.out = Outbox::default();
+                }
                 Event::Open(open) => {
                     let found = match &*open.name {
                         "disk" => Ok((VOLUME, open.describe.then(|| "text".to_owned()))),
@@ -483,6 +491,35 @@ fn damage(stream: &mut Vec<u8>, chance: &mut Chance) {
             _ => stream[at..end].fill_with(|| chance.next() as u8),
         }
     }
+}
+
+/// Whoever goes on with it is told once more what the client has chosen, and all that follows.
+#[test]
+fn a_session_that_is_handed_over_goes_on_where_it_was() {
+    let (mut left, mut requests) = (0, 0);
+    for seed in 0..4_000 {
+        let mut chance = Chance(seed);
+        let mut stream = almost_right(&mut chance);
+        if seed % 3 == 0 {
+            damage(&mut stream, &mut chance);
+        }
+        let (mut stays, mut leaves) = (Peer::new(), Peer::new());
+        leaves.leaves = true;
+        let mut rest = &stream[..];
+        while !rest.is_empty() {
+            let most = chance.of(&[3, 50, 1000, 400_000]);
+            let (now, later) = rest.split_at((1 + chance.below(most) as usize).min(rest.len()));
+            stays.receive(now);
+            leaves.receive(now);
+            rest = later;
+        }
+        assert_eq!(leaves.end, stays.end, "seed {seed}");
+        assert!(leaves.take_sent() == stays.take_sent(), "seed {seed}");
+        assert!(leaves.requests == stays.requests, "seed {seed}");
+        left += usize::from(!leaves.leaves);
+        requests += leaves.requests.len();
+    }
+    assert!(left > 2_000 && requests > 4_000, "{left} handed over, {requests} requests");
 }
 
 /// No stream makes the session panic, hold more than its limits, or answer more or less than

@@ -10,6 +10,11 @@
 //! and `pump` moves it all: it is the only part that waits. How many requests and how much data a
 //! client may have under way is decided by [`admission`](crate::admission).
 //!
+//! A client connects where its host listens, and is served by the shard that serves its volume. A
+//! connection whose client chooses an export of another shard is handed over to that shard:
+//! `Server::serve` returns the stream and the session, and the other shard's `Server::resume` goes
+//! on with them. A client cannot tell. A connection is handed over once at most.
+//!
 //! Invariants: every request that was understood is answered exactly once or the connection ends;
 //! a write is applied only when its last byte is here; no answer is sent before the volume has
 //! returned; what a connection holds stays within [`limits`](crate::limits).
@@ -23,7 +28,7 @@ mod reply;
 mod run;
 mod session;
 
-pub use pump::{Ended, Server, Stats};
+pub use pump::{Ended, HandOver, Served, Server, Stats, Suspended};
 
 #[cfg(test)]
 mod fuzz;

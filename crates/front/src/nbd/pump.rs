@@ -62,8 +62,10 @@ pub struct Stats {
     pub connections: usize,
     /// Bytes of data held for clients now.
     pub held_bytes: usize,
-    /// Connections accepted, ever.
+    /// Connections accepted, ever; one that was handed over, where it arrived.
     pub accepted: u64,
+    /// Connections of other shards that were served on here, ever.
+    pub resumed: u64,
     /// Connections closed at once because there were too many.
     pub refused: u64,
     /// Connections that chose no export in time.
@@ -101,6 +103,37 @@ pub enum Ended {
     Stopped,
 }
 
+/// What became of a connection.
+pub enum Served<S> {
+    /// It was served here, to its end.
+    Ended(Ended),
+    /// It is to be served by another shard.
+    HandOver(Box<HandOver<S>>),
+}
+
+/// A connection whose export another shard serves. Dropping it closes the connection.
+pub struct HandOver<S> {
+    /// That shard: what [`Volumes::elsewhere`] said.
+    pub shard: u8,
+    /// The client, who was sent every answer but the one to the choice of its export.
+    pub stream: S,
+    /// For [`Server::resume`].
+    pub session: Suspended,
+}
+
+/// A handshake that has come to the choice of its export, and all bytes behind that which have
+/// come. Plain data: it may go to another thread.
+pub struct Suspended {
+    session: NbdSession,
+    /// When the handshake has to be over, by the clock that all threads of a process have.
+    deadline: Nanos,
+}
+
+const _: () = {
+    const fn may_go_to_another_thread<T: Send>() {}
+    may_go_to_another_thread::<Suspended>();
+};
+
 impl<W: World, V: Volumes> Server<W, V> {
     /// A server without connections.
     ///
@@ -119,26 +152,35 @@ impl<W: World, V: Volumes> Server<W, V> {
         }))
     }
 
-    /// Serves one client to its end. Run it as a task of its own; dropping it drops requests
-    /// under way.
-    pub async fn serve<S: ByteStream>(&self, stream: S) -> Ended {
+    /// Serves one client to its end, or up to its choice of an export that another shard serves
+    /// ([`Volumes::elsewhere`]). Run it as a task of its own; dropping it drops requests under way.
+    pub async fn serve<S: ByteStream>(&self, stream: S) -> Served<S> {
         let shared = &*self.0;
-        if shared.connections.get() >= shared.limits.connections {
-            shared.stats.borrow_mut().refused += 1;
-            sometimes!("nbd.connection.refused");
-            return Ended::TooMany;
-        }
+        let Some(_permit) = ConnectionPermit::take(shared) else {
+            return Served::Ended(Ended::TooMany);
+        };
         shared.stats.borrow_mut().accepted += 1;
-        let _permit = ConnectionPermit::take(shared);
-        let ended = shared.connection(stream).await;
-        let mut stats = shared.stats.borrow_mut();
-        match &ended {
-            Ended::HandshakeExpired => stats.handshakes_expired += 1,
-            Ended::Stalled => stats.stalled += 1,
-            Ended::Violation(_) => stats.violations += 1,
-            _ => {}
+        let mut out = Outbox::default();
+        let session = NbdSession::new(shared.limits.options, &mut out);
+        let deadline = shared.world.now() + shared.limits.handshake;
+        shared.connection(stream, Suspended { session, deadline }, out, true).await
+    }
+
+    /// Serves a client to its end that another shard's [`Server::serve`] handed over: goes on
+    /// exactly where that one stopped. What the client chooses is opened here, whatever
+    /// [`Volumes::elsewhere`] says by now: shards that do not agree must not pass a client on for
+    /// ever. A server that was told to stop opens nothing.
+    pub async fn resume<S: ByteStream>(&self, stream: S, suspended: Suspended) -> Ended {
+        let shared = &*self.0;
+        if shared.stopping.get().is_some() {
+            return Ended::Stopped;
         }
-        ended
+        let Some(_permit) = ConnectionPermit::take(shared) else { return Ended::TooMany };
+        shared.stats.borrow_mut().resumed += 1;
+        match shared.connection(stream, suspended, Outbox::default(), false).await {
+            Served::Ended(ended) => ended,
+            Served::HandOver(_) => unreachable!("it may not leave"),
+        }
     }
 
     /// From now on no request is taken on. Those under way are finished and answered, for at most
@@ -204,9 +246,15 @@ fn small_change(request: &Request) -> Option<bool> {
 struct ConnectionPermit<'a, W, V>(&'a Shared<W, V>);
 
 impl<'a, W, V> ConnectionPermit<'a, W, V> {
-    fn take(shared: &'a Shared<W, V>) -> Self {
-        shared.connections.set(shared.connections.get() + 1);
-        Self(shared)
+    fn take(shared: &'a Shared<W, V>) -> Option<Self> {
+        let before = shared.connections.get();
+        if before >= shared.limits.connections {
+            shared.stats.borrow_mut().refused += 1;
+            sometimes!("nbd.connection.refused");
+            return None;
+        }
+        shared.connections.set(before + 1);
+        Some(Self(shared))
     }
 }
 
@@ -218,23 +266,42 @@ impl<W, V> Drop for ConnectionPermit<'_, W, V> {
     }
 }
 
+/// Where the export is served that a client has chosen.
+enum Chosen<V> {
+    Here(V, WriteBarrier),
+    Elsewhere(u8),
+}
+
 impl<W: World, V: Volumes> Shared<W, V> {
-    async fn connection<S: ByteStream>(&self, stream: S) -> Ended {
+    /// Goes on from there, with what waits in `out`. `may_leave`: it may be handed over.
+    async fn connection<S: ByteStream>(
+        &self,
+        stream: S,
+        suspended: Suspended,
+        out: Outbox,
+        may_leave: bool,
+    ) -> Served<S> {
+        let Suspended { mut session, deadline } = suspended;
+        let mut out = out;
         let (mut read, mut write) = stream.split();
-        let mut out = Outbox::default();
-        let mut session = NbdSession::new(self.limits.options, &mut out);
-        let opened = {
-            let handshake = pin!(self.handshake(&mut session, &mut out, &mut read, &mut write));
-            let deadline = self.world.now() + self.limits.handshake;
+        let chosen = {
+            let handshake =
+                self.handshake(&mut session, &mut out, &mut read, &mut write, may_leave);
             let handshake = pin!(self.world.timeout_at(deadline, handshake));
             match select(handshake, pin!(self.stopped())).await {
-                Either::Left((Ok(opened), _)) => opened,
+                Either::Left((Ok(chosen), _)) => chosen,
                 Either::Left((Err(Elapsed), _)) => Err(Ended::HandshakeExpired),
                 Either::Right(((), _)) => Err(Ended::Stopped),
             }
         };
-        match opened {
-            Ok((volume, barrier)) => {
+        let ended = match chosen {
+            Ok(Chosen::Elsewhere(shard)) => {
+                assert!(out.is_empty(), "its answers were sent");
+                let stream = S::unite(read, write);
+                let session = Suspended { session, deadline };
+                return Served::HandOver(Box::new(HandOver { shard, stream, session }));
+            }
+            Ok(Chosen::Here(volume, barrier)) => {
                 let transmission = Transmission {
                     shared: self,
                     client: ClientAdmission::new(&self.admission),
@@ -262,7 +329,15 @@ impl<W: World, V: Volumes> Shared<W, V> {
                 transmission.run(session, read, write).await
             }
             Err(ended) => ended,
+        };
+        let mut stats = self.stats.borrow_mut();
+        match &ended {
+            Ended::HandshakeExpired => stats.handshakes_expired += 1,
+            Ended::Stalled => stats.stalled += 1,
+            Ended::Violation(_) => stats.violations += 1,
+            _ => {}
         }
+        Served::Ended(ended)
     }
 
     /// Returns once [`Server::stop`] was called; whoever serves the connection ends the wait.
@@ -291,7 +366,8 @@ impl<W: World, V: Volumes> Shared<W, V> {
         out: &mut Outbox,
         read: &mut impl ByteRead,
         write: &mut impl ByteWrite,
-    ) -> Result<(V::Volume, WriteBarrier), Ended> {
+        may_leave: bool,
+    ) -> Result<Chosen<V::Volume>, Ended> {
         let room = Room { requests: 0, bytes: 0 };
         loop {
             match session.next(room, out) {
@@ -304,9 +380,17 @@ impl<W: World, V: Volumes> Shared<W, V> {
                     }
                 }
                 Event::Open(open) => {
-                    if let Some(opened) = self.open(&open, session, out).await? {
+                    // First, since the connection may leave here, or end without an answer.
+                    flush(out, write).await?;
+                    if may_leave
+                        && open.why == Why::Use
+                        && let Some(shard) = self.volumes.elsewhere(&open.name).await
+                    {
+                        return Ok(Chosen::Elsewhere(shard));
+                    }
+                    if let Some((volume, barrier)) = self.open(&open, session, out).await? {
                         // The answer that ends the handshake leaves with those to requests.
-                        return Ok(opened);
+                        return Ok(Chosen::Here(volume, barrier));
                     }
                     flush(out, write).await?;
                 }

@@ -142,7 +142,7 @@ pub(super) enum Event {
     More,
     /// The next request needs this many bytes of memory and has to wait.
     Full(usize),
-    /// Nothing more is read before [`NbdSession::on_opened`].
+    /// Nothing more is read before [`NbdSession::on_opened`]; said again until then.
     Open(Open),
     /// Nothing more is read before [`NbdSession::on_listed`].
     List,
@@ -205,7 +205,8 @@ impl NbdSession {
                 State::Greeted => self.on_client_flags(),
                 State::Options => self.on_option(out),
                 State::Transmission => self.on_request(room, out),
-                State::Opening(_) | State::Listing => Some(Event::More),
+                State::Opening(ref open) => Some(Event::Open(open.clone())),
+                State::Listing => Some(Event::More),
                 State::Ended => unreachable!("nobody asks after the end"),
             };
             // A refused request is an answer that waits, too.

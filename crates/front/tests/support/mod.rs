@@ -5,6 +5,7 @@
 
 use atoll_front::filter::{Delay, Fail, Kind};
 use atoll_front::memory::{Fixed, MemoryVolume};
+use atoll_front::nbd::{Ended, Served};
 use atoll_world::directory::{Entry, Listing, Revision, Txn, TxnReply, WatchEvent};
 use atoll_world::stream::{ByteRead, ByteStream, ByteWrite, Piece};
 use atoll_world::volume::{Volume, VolumeError, VolumeInfo};
@@ -159,6 +160,9 @@ where
     fn split(self) -> (Self::Read, Self::Write) {
         (ReadHalf(self.0), WriteHalf(self.1))
     }
+    fn unite(read: Self::Read, write: Self::Write) -> Self {
+        Self(read.0, write.0)
+    }
     fn peer(&self) -> String {
         "a test".to_owned()
     }
@@ -187,6 +191,14 @@ impl<W: AsyncWrite + Unpin + 'static> ByteWrite for WriteHalf<W> {
             IoSlice::advance_slices(&mut left, count);
         }
         Ok(())
+    }
+}
+
+/// How a connection ended that was to be served where it arrived.
+pub fn ended<S>(served: Served<S>) -> Ended {
+    match served {
+        Served::Ended(ended) => ended,
+        Served::HandOver(to) => panic!("handed over to shard {}", to.shard),
     }
 }
 
