@@ -62,7 +62,7 @@ class Shards(ClusterTest):
                 self.cluster.metric("atoll_volume_writes_total"), count * len(names)
             )
             # A volume in use on any shard is in use.
-            self.refused("volume", "delete", "v1", status=5, says="in use")
+            self.refused("volume", "delete", "v1", "--yes", says="in use")
         finally:
             for client in clients:
                 client.close()
@@ -71,7 +71,7 @@ class Shards(ClusterTest):
                 with Client(self.cluster.nbd(host), name) as client:
                     self.assertEqual(client.read(at, 16 << 10), blocks[name])
         wait_until("no session", lambda: not self.cluster.get("session", "list"), 10)
-        self.cluster.cli("volume", "delete", "v1")
+        self.cluster.cli("volume", "delete", "v1", "--yes")
 
     @row("issue 22, 4: a process with several shards dies, and comes back with another number of them")
     def test_crash(self):

@@ -31,6 +31,8 @@ use std::rc::Rc;
 const SCRUB_RATE: u64 = 100 << 20;
 /// How long the metrics wait for the list of volumes.
 const LIST_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+/// How long whoever has made a disk group waits for it to be published.
+const PUBLISH_WAIT: Nanos = Nanos::from_secs(3);
 /// Why a host is missing from an answer.
 pub const SILENT: &str = "does not answer";
 
@@ -302,7 +304,26 @@ impl Engine {
         let create = move |shard: Rc<Shard>| async move {
             shard.create_group(group, identity, dry_run).await
         };
-        self.shards.on(slot.shard, create).await
+        let group = self.shards.on(slot.shard, create).await?;
+        if let (Some(id), false) = (slot.running(), dry_run) {
+            self.wait_until_published(id).await;
+        }
+        Ok(group)
+    }
+
+    /// Returns when this host's record, as it is read here, has that group: whoever lists groups or
+    /// disks then finds it. Not without end: the directory may be away.
+    async fn wait_until_published(&self, group: GroupId) {
+        let Ok(running) = self.running() else { return };
+        let until = running.world.now() + PUBLISH_WAIT;
+        let is_there = || {
+            let hosts = running.node.hosts();
+            let own = hosts.iter().find(|(record, ..)| record.id == self.host);
+            own.is_some_and(|(record, ..)| record.groups.iter().any(|g| g.id == group))
+        };
+        while !is_there() && running.world.now() < until {
+            running.world.sleep(Nanos::from_ms(20)).await;
+        }
     }
 
     /// All policies.

@@ -3,7 +3,7 @@
 use crate::admin::message::AdminRequest;
 use crate::node::Node;
 use atoll_format::id::Addr;
-use atoll_format::record::{self, MemberRecord, ObjectRecord, ObjectState, key};
+use atoll_format::record::{self, MemberRecord, ObjectRecord, ObjectState, OwnerRecord, key};
 use atoll_world::directory::Directory;
 use atoll_world::{Components, Nanos, World, mutant, sometimes};
 use std::collections::BTreeMap;
@@ -34,7 +34,9 @@ impl<W: World, S: Components> Node<W, S> {
                         record.state
                     );
                     sometimes!("care.adopts_an_object");
-                    match self.shard_of_copy(&record) {
+                    // Only this shard takes over what the record says that it owns.
+                    let beside = self.shard_of_copy(&record).filter(|_| !self.is_named(&record));
+                    match beside {
                         Some(at) => self.tell_beside(at, AdminRequest::Adopt { object: record.id }),
                         None => _ = self.0.objects.adopt(record.id).await,
                     }
@@ -102,6 +104,13 @@ impl<W: World, S: Components> Node<W, S> {
         })
     }
 
+    /// Whether a record names this shard, in this life, as the owner.
+    fn is_named(&self, record: &ObjectRecord) -> bool {
+        let me = Addr { host: self.0.config.host, shard: self.0.place.shard };
+        let own = |owner: OwnerRecord| (owner.addr(), owner.incarnation);
+        record.owner.map(own) == Some((me, self.0.incarnation))
+    }
+
     fn needs_me(&self, record: &ObjectRecord) -> bool {
         if mutant!("care.adopts_nothing") {
             return false;
@@ -110,9 +119,8 @@ impl<W: World, S: Components> Node<W, S> {
         if record.state != ObjectState::Ready || !degraded || self.0.objects.owns(record.id) {
             return false;
         }
-        // Named as the owner and not serving: a takeover of this life got no further.
-        let me = (self.0.config.host, self.0.incarnation);
-        if record.owner.is_some_and(|o| (o.host, o.incarnation) == me) {
+        // A takeover of this life got no further, or it was given up for a shard that did not come.
+        if self.is_named(record) {
             sometimes!("care.takes_over_again");
             return true;
         }
