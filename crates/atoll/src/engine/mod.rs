@@ -43,7 +43,7 @@ use atoll_world::Nanos;
 use atoll_world::stream::ByteStream;
 use disks::Slots;
 use event_files::EventFiles;
-use futures_util::future::join;
+use futures_util::future::{FutureExt, try_join};
 use host::{HostNode, HostWorld};
 use meter::{MeteredVolumes, PEER};
 use shards::Shards;
@@ -200,8 +200,8 @@ impl Engine {
             shard.stop().await;
             Ok(())
         });
-        // Each step of it has its own bound.
-        others.await;
+        // Each of its steps has a bound, unless its thread hangs.
+        let _ = tokio::time::timeout(4 * STOP_WAIT, others).await;
         self.shards.own().stop().await;
         if let Some(events) = self.events.get() {
             events.flush();
@@ -237,9 +237,10 @@ impl Engine {
         self.say("this host is opening its disks".into());
         let (identity, shards) = (self.identity(&cluster), self.shards.count());
         let own = self.shards.own();
-        let others = self.shards.on_others(move |shard| shard.open(identity, addresses));
-        let ((), others) = join(own.open_in(world.clone(), identity), others).await;
-        others.into_iter().collect::<Result<(), Problem>>()?;
+        // Each waits for all to have opened theirs, but not if one of them cannot.
+        let others = self.shards.all_others(move |shard| shard.open(identity, addresses));
+        let own_disks = own.open_in(world.clone(), identity).map(Ok);
+        try_join(own_disks, others).await?;
         let (files, earlier, said) = EventFiles::open(data.path(), self.host);
         let files = self.events.get_or_init(|| Rc::new(files)).clone();
         let kept = EventsKept { events: earlier, sink: files.clone() };
@@ -255,11 +256,11 @@ impl Engine {
             node.note(Severity::Warning, "events-damaged", None, sentence);
         }
         own.start_first(node.clone());
-        let others = self.shards.on_others(move |shard| async move {
+        let start = move |shard: Rc<Shard>| async move {
             shard.start(&first);
             Ok(())
-        });
-        others.await.into_iter().collect::<Result<(), Problem>>()?;
+        };
+        self.shards.all_others(start).await?;
         let started = format!("started, version {}", env!("CARGO_PKG_VERSION"));
         node.note(Severity::Info, "host-started", None, started);
         // What was noted so far is in the log already. Ends with the shard.

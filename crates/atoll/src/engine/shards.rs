@@ -6,7 +6,7 @@
 use super::shard::{Shard, ShardFigures};
 use crate::bridge::Bridge;
 use atoll_api::{Code, Problem};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
@@ -62,6 +62,19 @@ impl Shards {
         J: FnOnce(Rc<Shard>) -> F + Clone + Send + 'static,
     {
         join_all(self.others.iter().map(|other| other.call(job.clone()))).await
+    }
+
+    /// The same; ends with the first that fails.
+    ///
+    /// # Errors
+    /// As [`Shards::on`].
+    pub async fn all_others<T, F, J>(&self, job: J) -> Result<Vec<T>, Problem>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Problem>> + 'static,
+        J: FnOnce(Rc<Shard>) -> F + Clone + Send + 'static,
+    {
+        try_join_all(self.others.iter().map(|other| other.call(job.clone()))).await
     }
 
     /// What all of them have counted.
