@@ -339,7 +339,7 @@ async fn start(
                     let there = original.paths().join(", ");
                     return Err(Problem::new(
                         Code::ForeignDisk,
-                        format!("disk '{shown}' is a copy: disk group {group} is on {there}"),
+                        format!("disk '{shown}' is a copy: disk group {group} runs on {there}"),
                     )
                     .hint(format!(
                         "unplug one of them, or erase this one: atoll disk wipe {}",
