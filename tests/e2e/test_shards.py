@@ -48,7 +48,7 @@ class Shards(ClusterTest):
                 count += 1
             at, after = ((count - 1) % 64) * MIB, self.threads(1)
             spent = {shard: after[shard] - before[shard] for shard in after}
-            self.assertGreater(3 * min(spent.values()), max(spent.values()), spent)
+            self.assertGreater(min(spent.values()), 5, f"each shard worked: {spent}")
             # Each client is listed once, wherever it is served, and every volume's load is there.
             sessions = self.cluster.get("session", "list")
             self.assertEqual(sorted(s["volume"] for s in sessions), names)
@@ -57,7 +57,8 @@ class Shards(ClusterTest):
             listed = {v["name"]: v for v in self.cluster.get("volume", "list")}
             self.assertEqual({listed[name]["sessions"] for name in names}, {1})
             self.assertEqual(self.cluster.metric("atoll_nbd_connections"), len(names))
-            self.assertGreaterEqual(self.cluster.metric("atoll_nbd_resumed_total"), 3)
+            # Two volumes a shard: the clients of four were handed over by shard 0.
+            self.assertEqual(self.cluster.metric("atoll_nbd_resumed_total"), 4)
             self.assertGreaterEqual(
                 self.cluster.metric("atoll_volume_writes_total"), count * len(names)
             )
