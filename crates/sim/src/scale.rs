@@ -8,7 +8,7 @@
 //! Invariants: the same seed, points and costs give the same rows; a row is of the time between two
 //! completions, after a warm-up; an I/O that fails fails the point.
 
-use crate::cluster::{Cluster, ClusterSpec, volume_name};
+use crate::cluster::{Cluster, ClusterSpec, Home, Shards, volume_name};
 use crate::cpu::AS_CHARGED;
 use crate::disk::DiskProfile;
 use crate::executor::{Executor, LifeId};
@@ -223,10 +223,10 @@ impl Point {
         core_speed: 1,
     };
 
-    /// Hosts of the copies of a volume.
-    fn copies(&self, volume: u16) -> Vec<u16> {
+    /// Where the copies of a volume are.
+    fn copies(&self, volume: u16) -> Vec<Home> {
         let first = volume + u16::from(self.place == Place::Apart);
-        (first..first + self.copies_each()).map(|host| host % self.hosts).collect()
+        (first..first + self.copies_each()).map(|host| (host % self.hosts, 0)).collect()
     }
 
     fn copies_each(&self) -> u16 {
@@ -540,7 +540,7 @@ const RECEIVING: usize = 4;
 /// What each host has done so far, by kind.
 fn work(machines: &Machines) -> Vec<[Nanos; KINDS]> {
     let of_host = |host: u16| {
-        let core = machines.cpu(host).busy(machines.executor().now());
+        let core = machines.cores(host)[0].busy(machines.executor().now());
         let (channels, bus) = machines.disks(host)[0].busy();
         let (sending, receiving) = machines.fabric().busy(host);
         [core, channels, bus, sending, receiving]
@@ -631,7 +631,7 @@ impl Meter {
             };
             let ex = self.executor();
             let from = ex.now();
-            ex.sleep_until(self.machines.cpu(host).spend(from, self.request)).await;
+            ex.sleep_until(self.machines.cores(host)[0].spend(from, self.request)).await;
             let done = match self.workload.writes() {
                 true => volume.write(place * bytes, vec![data.clone()]).await,
                 false => volume.read(place * bytes, bytes as u32).await.map(|_| ()),
@@ -662,6 +662,7 @@ fn observe(
     let log_bytes = (logged * 3).max(1).next_multiple_of(LOG_STEP);
     let hardware = Hardware {
         hosts: point.hosts,
+        cores: 1,
         disks: 1,
         // Free places for chunks that are written anew; what holds nothing costs nothing.
         disk_bytes: DISK_MIN + 2 * log_bytes + 4 * copies * VOLUME_BYTES,
@@ -669,7 +670,7 @@ fn observe(
         net: point.net.profile(),
     };
     let machines = Machines::new(seed, hardware, Trace::new(false));
-    (0..point.hosts).for_each(|host| machines.cpu(host).set_cost(costs.per_mille));
+    (0..point.hosts).for_each(|host| machines.cores(host)[0].set_cost(costs.per_mille));
     let policy = Policy { failures_to_tolerate: point.copies_each() as u8 - 1, ..Policy::DEFAULT };
     let spec = ClusterSpec {
         volumes: vec![(VOLUME_BYTES, policy); usize::from(point.volumes)],
@@ -681,7 +682,7 @@ fn observe(
         calm: false,
         diskless: false,
         emptied: false,
-        shards: 1,
+        shards: Shards::DiskEach(1),
         history: None,
     };
     let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));
