@@ -84,6 +84,8 @@ const NOTICED_AFTER: Nanos = Nanos::from_secs(5);
 const MEMBERSHIP_LASTS: Nanos = Nanos::from_ms(20);
 /// Time in which things go wrong, at most.
 const TROUBLE_MAX: Nanos = Nanos::from_secs(60);
+/// How often a disk that is in use is looked at again.
+const IN_USE_RETRY: Nanos = Nanos::from_ms(100);
 /// Id of host 0.
 const HOST_ID: u64 = 0x1000;
 
@@ -489,13 +491,13 @@ impl<T: Storage> Cluster<T> {
     ) -> Option<(T::Store, GroupRecord)> {
         let before = self.0.opened.borrow()[usize::from(host)].len();
         loop {
-            let disks: Vec<_> = disks.iter().map(SimDisk::opened).collect();
+            let fresh: Vec<_> = disks.iter().map(SimDisk::opened).collect();
             {
                 let opened = &mut self.0.opened.borrow_mut()[usize::from(host)];
                 opened.truncate(before);
-                opened.extend(disks.iter().cloned());
+                opened.extend(fresh.iter().cloned());
             }
-            match self.0.storage.open(host, number, disks, world.clone()).await {
+            match self.0.storage.open(host, number, fresh, world.clone()).await {
                 Ok(group) => return Some(group),
                 Err(why) => {
                     self.say(Some(host), format!("cannot open its disk group: {why}"));
@@ -503,6 +505,10 @@ impl<T: Storage> Cluster<T> {
                         return None;
                     }
                     world.sleep(Nanos::from_secs(1)).await;
+                    // What this attempt has left under way would end after the next one's writes.
+                    while disks.iter().any(SimDisk::is_in_use) {
+                        world.sleep(IN_USE_RETRY).await;
+                    }
                 }
             }
         }
