@@ -38,13 +38,14 @@ use std::rc::Rc;
 pub trait Storage: Clone + 'static {
     /// A disk group's store.
     type Store: Components;
-    /// Opens (at the first start: makes) the disk groups of a host.
+    /// Opens (at the first start: makes) a disk group of a host, which has that number there.
     fn open(
         &self,
         host: u16,
+        group: u16,
         disks: Vec<SimDisk>,
         world: SimWorld,
-    ) -> impl Future<Output = Result<Vec<(Self::Store, GroupRecord)>, String>>;
+    ) -> impl Future<Output = Result<(Self::Store, GroupRecord), String>>;
     /// Hosts whose disks an administrator has had to replace, because nothing could be made of
     /// them any more.
     fn replaced(&self) -> Vec<u16>;
@@ -52,7 +53,7 @@ pub trait Storage: Clone + 'static {
     fn failed(&self, store: &Self::Store) -> Option<String>;
     /// Compares everything that a running store counts with what it counts.
     fn audit(&self, store: &Self::Store) -> Result<(), String>;
-    /// Walks the disks of a host that is down; returns how many blocks are bad.
+    /// Walks the disks of a group of a host that is down; returns how many blocks are bad.
     fn check(
         &self,
         disks: Vec<SimDisk>,
@@ -83,8 +84,39 @@ const NOTICED_AFTER: Nanos = Nanos::from_secs(5);
 const MEMBERSHIP_LASTS: Nanos = Nanos::from_ms(20);
 /// Time in which things go wrong, at most.
 const TROUBLE_MAX: Nanos = Nanos::from_secs(60);
+/// How often a disk that is in use is looked at again.
+const IN_USE_RETRY: Nanos = Nanos::from_ms(100);
 /// Id of host 0.
 const HOST_ID: u64 = 0x1000;
+
+/// How many shards hosts have, and which of them have disks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shards {
+    /// Up to so many, by chance in each of a host's lives. Its disks are one group, which is on any
+    /// of them.
+    UpTo(u8),
+    /// So many, and as many disks. Each shard has one of them, a group of its own.
+    DiskEach(u8),
+}
+
+impl Shards {
+    /// The most that a host has.
+    pub fn most(self) -> u8 {
+        let (Self::UpTo(most) | Self::DiskEach(most)) = self;
+        most
+    }
+
+    /// Disks by the group that they are.
+    fn groups(self, disks: Vec<SimDisk>) -> Vec<Vec<SimDisk>> {
+        match self {
+            Self::UpTo(_) => vec![disks],
+            Self::DiskEach(_) => disks.into_iter().map(|disk| vec![disk]).collect(),
+        }
+    }
+}
+
+/// Where a copy is: a host, and the number of a disk group there.
+pub type Home = (u16, u16);
 
 /// What a cluster is made of, and what its clients do.
 #[derive(Clone, Debug)]
@@ -93,8 +125,8 @@ pub struct ClusterSpec {
     pub volumes: Vec<(u64, Policy)>,
     /// Clients: host, volume and mix of each.
     pub clients: Vec<(u16, usize, Mix)>,
-    /// Hosts of the members of each leg of each volume; none: by chance.
-    pub placement: Option<Vec<Vec<Vec<u16>>>>,
+    /// Where the members of each leg of each volume are; none: by chance.
+    pub placement: Option<Vec<Vec<Vec<Home>>>>,
     /// Operations of each volume's clients, in all.
     pub ops: u64,
     /// Seconds before a lost member is rebuilt elsewhere.
@@ -107,8 +139,8 @@ pub struct ClusterSpec {
     pub diskless: bool,
     /// In the end all volumes are deleted, and nothing may be left of them.
     pub emptied: bool,
-    /// A host has up to so many shards, by chance in each of its lives.
-    pub shards: u8,
+    /// Those of each host.
+    pub shards: Shards,
     /// What clients do comes from this number alone, whatever the cluster is and does; none: from
     /// the seed and the life of their host.
     pub history: Option<u64>,
@@ -159,7 +191,7 @@ impl ClusterSpec {
             calm: false,
             diskless: false,
             emptied: false,
-            shards: 1,
+            shards: Shards::UpTo(1),
             history: None,
         }
     }
@@ -220,8 +252,8 @@ impl ClusterSpec {
 
 /// A host's node while the host is up.
 type Running<T> = Option<Node<SimWorld, <T as Storage>::Store>>;
-/// Shards of one host.
-type Shards<T> = Vec<Node<SimWorld, <T as Storage>::Store>>;
+/// What runs on each shard of one host.
+type Nodes<T> = Vec<Node<SimWorld, <T as Storage>::Store>>;
 
 struct Inner<T: Storage> {
     machines: Machines,
@@ -231,7 +263,7 @@ struct Inner<T: Storage> {
     stopped: RefCell<BTreeSet<u16>>,
     /// Shard 0 of each host, and its other shards.
     nodes: RefCell<Vec<Running<T>>>,
-    others: RefCell<Vec<Shards<T>>>,
+    others: RefCell<Vec<Nodes<T>>>,
     /// The disks of each host as its life has opened them.
     opened: RefCell<Vec<Vec<SimDisk>>>,
     books: Vec<Book>,
@@ -281,17 +313,17 @@ pub fn host_id(host: u16) -> HostId {
     HostId(HOST_ID + u64::from(host))
 }
 
-/// The id of the only disk group of a host.
-pub fn group_id(host: u16) -> GroupId {
-    GroupId(0x2000 + u64::from(host))
+/// The id that a disk group of a host has at first.
+pub fn group_id((host, group): Home) -> GroupId {
+    GroupId(0x2000 + u64::from(host) + (u64::from(group) << 16))
 }
 
 /// The cluster that all simulated hosts belong to.
 pub const CLUSTER: ClusterId = ClusterId(0x000a_7011);
 
-/// Any hosts, in any order.
-fn some_hosts(rng: &mut Rng, hosts: u16, count: usize) -> Vec<u16> {
-    let mut all: Vec<u16> = (0..hosts).collect();
+/// The first groups of any hosts, in any order.
+fn some_hosts(rng: &mut Rng, hosts: u16, count: usize) -> Vec<Home> {
+    let mut all: Vec<Home> = (0..hosts).map(|host| (host, 0)).collect();
     (0..count).map(|_| all.swap_remove(rng.below(all.len() as u64) as usize)).collect()
 }
 
@@ -391,38 +423,30 @@ impl<T: Storage> Cluster<T> {
 
     /// The program of a host.
     async fn run_host(self, host: u16, disks: Vec<SimDisk>, first: SimWorld) {
-        // Which shard has the disk group is another one in each life.
         let shards = match self.0.spec.shards {
-            1 => 1,
-            most => first.random() % u64::from(most) + 1,
+            Shards::UpTo(1) => 1,
+            Shards::UpTo(most) => first.random() % u64::from(most) + 1,
+            Shards::DiskEach(shards) => u64::from(shards),
         };
         let mut worlds = vec![first.clone()];
         while (worlds.len() as u64) < shards {
             worlds.push(self.0.machines.next_shard(&first));
         }
-        let with_group = if shards == 1 { 0 } else { (first.random() % shards) as usize };
-        let world = worlds[with_group].clone();
-        let groups = loop {
-            let disks: Vec<_> = disks.iter().map(SimDisk::opened).collect();
-            self.0.opened.borrow_mut()[usize::from(host)].clone_from(&disks);
-            match self.0.storage.open(host, disks, world.clone()).await {
-                Ok(groups) => break groups,
-                Err(why) => {
-                    self.say(Some(host), format!("cannot open its disk group: {why}"));
-                    if self.0.spec.diskless && self.0.clients_on.get() {
-                        break Vec::new();
-                    }
-                    world.sleep(Nanos::from_secs(1)).await;
-                }
-            }
+        // Which shard has the first disk group: another one in each life.
+        let offset = match self.0.spec.shards {
+            Shards::UpTo(_) if shards > 1 => (first.random() % shards) as usize,
+            _ => 0,
         };
-        let lacks_disks = groups.is_empty();
+        // By shard that has disks.
+        let mut groups = BTreeMap::new();
+        self.0.opened.borrow_mut()[usize::from(host)].clear();
+        for (number, disks) in self.0.spec.shards.groups(disks).into_iter().enumerate() {
+            let (shard, number) = (offset + number, number as u16);
+            groups.insert(shard, self.open_group(host, number, disks, &worlds[shard]).await);
+        }
         let kept = self.0.machines.events(host).open(host_id(host));
-        let mut groups = Some(groups);
-        let mut of_shard = |shard| match shard == with_group {
-            true => groups.take().expect("one shard has them"),
-            false => Vec::new(),
-        };
+        let lacks_disks: BTreeMap<_, _> = groups.iter().map(|(s, g)| (*s, g.is_none())).collect();
+        let mut of_shard = |shard| groups.remove(&shard).flatten().into_iter().collect();
         let (node, seed) =
             Node::start_first(first.clone(), node_config(host), shards as u8, of_shard(0), kept);
         let others = worlds.iter().enumerate().skip(1).map(|(shard, world)| {
@@ -430,7 +454,9 @@ impl<T: Storage> Cluster<T> {
         });
         let others: Vec<_> = others.collect();
         let all: Vec<_> = std::iter::once(&node).chain(&others).cloned().collect();
-        all[with_group].objects().members().set_lacks_disks(lacks_disks);
+        for (shard, lacks_disks) in lacks_disks {
+            all[shard].objects().members().set_lacks_disks(lacks_disks);
+        }
         node.objects().set_repair_delay(self.0.spec.repair_delay_s);
         if self.0.stopped.borrow().contains(&host) {
             node.arrive().await;
@@ -476,6 +502,39 @@ impl<T: Storage> Cluster<T> {
             let step = 1 + world.random() % (shards.len() as u64 - 1);
             let to = (from + step as usize) % shards.len();
             shards[0].move_owner(object, from as u8, to as u8).await;
+        }
+    }
+
+    /// Opens a disk group of a host, in the shard of `world`; none: the host serves without it.
+    async fn open_group(
+        &self,
+        host: u16,
+        number: u16,
+        disks: Vec<SimDisk>,
+        world: &SimWorld,
+    ) -> Option<(T::Store, GroupRecord)> {
+        let before = self.0.opened.borrow()[usize::from(host)].len();
+        loop {
+            let fresh: Vec<_> = disks.iter().map(SimDisk::opened).collect();
+            {
+                let opened = &mut self.0.opened.borrow_mut()[usize::from(host)];
+                opened.truncate(before);
+                opened.extend(fresh.iter().cloned());
+            }
+            match self.0.storage.open(host, number, fresh, world.clone()).await {
+                Ok(group) => return Some(group),
+                Err(why) => {
+                    self.say(Some(host), format!("cannot open its disk group: {why}"));
+                    if self.0.spec.diskless && self.0.clients_on.get() {
+                        return None;
+                    }
+                    world.sleep(Nanos::from_secs(1)).await;
+                    // What this attempt has left under way would end after the next one's writes.
+                    while disks.iter().any(SimDisk::is_in_use) {
+                        world.sleep(IN_USE_RETRY).await;
+                    }
+                }
+            }
         }
     }
 
@@ -602,16 +661,16 @@ impl<T: Storage> Cluster<T> {
             let id = ObjectId(rng.next());
             let mut legs = Vec::new();
             for leg in 0..legs_needed(policy, *size_bytes) {
-                let hosts = match &self.0.spec.placement {
+                let homes = match &self.0.spec.placement {
                     Some(placement) => placement[v][leg].clone(),
                     None => some_hosts(&mut rng, machines.hosts(), policy.members()),
                 };
                 let mut members = Vec::new();
-                for host in hosts {
+                for home in homes {
                     members.push(MemberRecord {
                         component: ComponentId(rng.next()),
-                        host: host_id(host),
-                        group: group_id(host),
+                        host: host_id(home.0),
+                        group: group_id(home),
                         state: MemberState::Active,
                     });
                 }
@@ -675,7 +734,7 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// All shards of a host, shard 0 first; none if it is down.
-    pub(crate) fn shards(&self, host: u16) -> Shards<T> {
+    pub(crate) fn shards(&self, host: u16) -> Nodes<T> {
         let others = self.0.others.borrow()[usize::from(host)].clone();
         self.node(host).into_iter().chain(others).collect()
     }
@@ -1066,12 +1125,14 @@ impl<T: Storage> Cluster<T> {
         }
         for host in 0..machines.hosts() {
             let world = machines.harness_world(host);
-            match self.0.storage.check(machines.disks(host).to_vec(), world).await {
-                Ok(bad) if bad > 0 && victim != Some(host) => {
-                    self.violated(format!("{bad} bad blocks on the disks of h{host}"));
+            for disks in self.0.spec.shards.groups(machines.disks(host).to_vec()) {
+                match self.0.storage.check(disks, world.clone()).await {
+                    Ok(bad) if bad > 0 && victim != Some(host) => {
+                        self.violated(format!("{bad} bad blocks on the disks of h{host}"));
+                    }
+                    Ok(_) => {}
+                    Err(why) => self.violated(format!("disks of h{host}: {why}")),
                 }
-                Ok(_) => {}
-                Err(why) => self.violated(format!("disks of h{host}: {why}")),
             }
         }
     }

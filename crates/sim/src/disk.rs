@@ -651,6 +651,12 @@ impl SimDisk {
         Self(self.0.clone(), Opened::After(self.0.borrow().times_gone))
     }
 
+    /// Whether operations of whoever opened it before have not ended. A real disk cannot be opened
+    /// until then.
+    pub fn is_in_use(&self) -> bool {
+        !self.0.borrow().pending.is_empty()
+    }
+
     /// Whether it has disappeared since this was opened.
     pub fn is_lost(&self) -> bool {
         self.is_lost_to(&self.0.borrow())

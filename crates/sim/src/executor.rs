@@ -1,8 +1,9 @@
 //! One thread, virtual nanoseconds, and chance in place of a scheduler.
 //!
-//! Tasks belong to a *life* of a host. Killing a life drops its tasks in the order of their birth
-//! and everything they own; pausing it leaves them unpolled while time and timers go on. Among the
-//! tasks that are ready at one moment the next is picked by seed: that is how races are found.
+//! Tasks belong to a *life* of a host, and to a shard of it. Killing a life drops its tasks in the
+//! order of their birth and everything they own; pausing it, or one of its shards, leaves them
+//! unpolled while time and timers go on. Among the tasks that are ready at one moment the next is
+//! picked by seed: that is how races are found.
 //!
 //! Invariants: time never goes back, and moves only when no task is ready; timers of one moment
 //! fire in the order in which they were set; the same seed makes the same choices.
@@ -12,7 +13,7 @@ use crate::trace::Trace;
 use atoll_world::Nanos;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -64,6 +65,7 @@ impl Wake for Handle {
 struct Slot {
     birth: u64,
     life: LifeId,
+    shard: u8,
     handle: Arc<Handle>,
     waker: Option<Waker>,
     /// None while it is being polled, or when the slot is free.
@@ -82,9 +84,24 @@ struct Life {
     host: u16,
     alive: bool,
     paused: bool,
+    /// Shards that are paused by themselves.
+    paused_shards: BTreeSet<u8>,
     parked: Vec<(u32, u64)>,
     /// After that many more polls of this life, the action runs.
     trap: Option<(u64, Box<dyn FnOnce()>)>,
+}
+
+impl Life {
+    fn new(host: u16) -> Self {
+        Self {
+            host,
+            alive: true,
+            paused: false,
+            paused_shards: BTreeSet::new(),
+            parked: Vec::new(),
+            trap: None,
+        }
+    }
 }
 
 enum Due {
@@ -167,8 +184,7 @@ pub struct Executor(Rc<Inner>);
 impl Executor {
     /// Nothing to do yet, at time zero.
     pub fn new(seed: u64, trace: Trace) -> Self {
-        let harness =
-            Life { host: u16::MAX, alive: true, paused: false, parked: Vec::new(), trap: None };
+        let harness = Life::new(u16::MAX);
         Self(Rc::new(Inner {
             now: Cell::new(0),
             tasks: RefCell::default(),
@@ -237,7 +253,7 @@ impl Executor {
     /// A new life of `host`.
     pub fn new_life(&self, host: u16) -> LifeId {
         let mut lives = self.0.lives.borrow_mut();
-        lives.push(Life { host, alive: true, paused: false, parked: Vec::new(), trap: None });
+        lives.push(Life::new(host));
         LifeId((lives.len() - 1) as u32)
     }
 
@@ -251,8 +267,13 @@ impl Executor {
         self.0.lives.borrow()[life.0 as usize].paused
     }
 
-    /// Runs `task` until it ends or its life does; dropped at once if the life has ended.
+    /// Runs `task` in shard 0 of `life`; see [`Executor::spawn_in`].
     pub fn spawn(&self, life: LifeId, task: impl Future<Output = ()> + 'static) {
+        self.spawn_in(life, 0, task);
+    }
+
+    /// Runs `task` until it ends or its life does; dropped at once if the life has ended.
+    pub fn spawn_in(&self, life: LifeId, shard: u8, task: impl Future<Output = ()> + 'static) {
         if !self.is_alive(life) {
             return;
         }
@@ -270,7 +291,7 @@ impl Executor {
         });
         let waker = Some(Waker::from(handle.clone()));
         handle.wake_by_ref();
-        let slot = Slot { birth, life, handle, waker, task: Some(task) };
+        let slot = Slot { birth, life, shard, handle, waker, task: Some(task) };
         match tasks.slots.get_mut(index as usize) {
             Some(free) => *free = slot,
             None => tasks.slots.push(slot),
@@ -339,10 +360,25 @@ impl Executor {
 
     /// Goes on with it: everything that became ready meanwhile is ready now.
     pub fn resume(&self, life: LifeId) {
+        self.go_on(life, |life| life.paused = false);
+    }
+
+    /// Stops polling the tasks of one shard of a life; its other shards and time go on.
+    pub fn pause_shard(&self, life: LifeId, shard: u8) {
+        self.0.lives.borrow_mut()[life.0 as usize].paused_shards.insert(shard);
+    }
+
+    /// Goes on with it, as [`Executor::resume`] does with a life.
+    pub fn resume_shard(&self, life: LifeId, shard: u8) {
+        self.go_on(life, |life| _ = life.paused_shards.remove(&shard));
+    }
+
+    /// Makes everything ready that was parked: what is still paused is parked again.
+    fn go_on(&self, life: LifeId, change: impl FnOnce(&mut Life)) {
         let parked = {
             let mut lives = self.0.lives.borrow_mut();
             let life = &mut lives[life.0 as usize];
-            life.paused = false;
+            change(life);
             std::mem::take(&mut life.parked)
         };
         self.0.ready.lock().expect("nothing panics while holding it").extend(parked);
@@ -466,7 +502,7 @@ impl Executor {
             }
             if slot.life != LifeId::HARNESS {
                 let life = &mut self.0.lives.borrow_mut()[slot.life.0 as usize];
-                if life.paused {
+                if life.paused || life.paused_shards.contains(&slot.shard) {
                     life.parked.push(picked);
                     return true; // `queued` stays set: it is parked once
                 }
@@ -708,6 +744,38 @@ mod tests {
         ex.resume(life);
         ex.run_until(Nanos(200));
         assert_eq!(seen.get(), Nanos(100), "it sees the time that passed");
+        ex.shutdown();
+    }
+
+    #[test]
+    fn a_paused_shard_is_not_polled_while_its_siblings_are() {
+        let ex = executor(4);
+        let life = ex.new_life(0);
+        let seen = Rc::new(Cell::new([Nanos::ZERO; 3]));
+        for shard in 0..3 {
+            let (ex2, seen) = (ex.clone(), seen.clone());
+            ex.spawn_in(life, shard, async move {
+                ex2.sleep_until(Nanos(10)).await;
+                let mut all = seen.get();
+                all[usize::from(shard)] = ex2.now();
+                seen.set(all);
+            });
+        }
+        ex.run_until(Nanos(5));
+        ex.pause_shard(life, 1);
+        ex.pause_shard(life, 2);
+        ex.run_until(Nanos(100));
+        assert_eq!(seen.get(), [Nanos(10), Nanos::ZERO, Nanos::ZERO]);
+        // Each by itself, and not while its whole life is paused.
+        ex.pause(life);
+        ex.resume_shard(life, 1);
+        ex.run_until(Nanos(200));
+        ex.resume(life);
+        ex.run_until(Nanos(300));
+        assert_eq!(seen.get(), [Nanos(10), Nanos(200), Nanos::ZERO]);
+        ex.resume_shard(life, 2);
+        ex.run_until(Nanos(400));
+        assert_eq!(seen.get(), [Nanos(10), Nanos(200), Nanos(300)]);
         ex.shutdown();
     }
 

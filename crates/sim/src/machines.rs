@@ -53,16 +53,18 @@ const MARK_DOWN: Nanos = Nanos::from_secs(4);
 /// The longest that a stop in order takes.
 const STOP_MAX: Nanos = Nanos::from_secs(10);
 
-/// What a machines is made of.
+/// What machines are made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware {
     /// Hosts.
     pub hosts: u16,
     /// Disks in each.
     pub disks: u16,
-    /// Size of each, in bytes.
+    /// Cores of each: a shard of its program has one to itself.
+    pub cores: u8,
+    /// Size of each disk, in bytes.
     pub disk_bytes: u64,
-    /// What each can do.
+    /// What each disk can do.
     pub disk: DiskProfile,
     /// What the network can do.
     pub net: NetProfile,
@@ -94,9 +96,11 @@ struct HostRig {
     disks: Vec<SimDisk>,
     events: EventFile,
     clock: Rc<Clock>,
-    cpu: Rc<Cpu>,
+    cores: Vec<Rc<Cpu>>,
     life: Cell<Option<LifeId>>,
     lives: Cell<u32>,
+    /// Of its present life.
+    shards: Cell<u8>,
 }
 
 /// A point between two operations of devices at which a host is to be killed.
@@ -110,10 +114,11 @@ struct Target {
     down: Nanos,
 }
 
-/// When some host was paused, or starved.
+/// When some host or shard was paused, or starved.
 #[derive(Default)]
 struct Stalls {
     paused: BTreeSet<u16>,
+    paused_shards: BTreeSet<(u16, u8)>,
     starved: BTreeSet<u16>,
     since: Option<Nanos>,
     over: Vec<(Nanos, Nanos)>,
@@ -122,7 +127,8 @@ struct Stalls {
 impl Stalls {
     fn change(&mut self, now: Nanos, change: impl FnOnce(&mut Self)) {
         change(self);
-        let any = !self.paused.is_empty() || !self.starved.is_empty();
+        let hosts = self.paused.len() + self.starved.len();
+        let any = hosts + self.paused_shards.len() > 0;
         match self.since {
             None if any => self.since = Some(now),
             Some(since) if !any => {
@@ -193,9 +199,10 @@ impl Machines {
                 .collect(),
             events: EventFile::new(&executor, seed, h),
             clock: Rc::new(Clock::new(offsets.span(Nanos::from_secs(1), Nanos::from_secs(90_000)))),
-            cpu: Rc::default(),
+            cores: (0..spec.cores).map(|_| Rc::default()).collect(),
             life: Cell::new(None),
             lives: Cell::new(0),
+            shards: Cell::new(0),
         };
         let hosts = (0..spec.hosts).map(host).collect();
         Self(Rc::new(Inner {
@@ -267,9 +274,13 @@ impl Machines {
     pub fn events(&self, host: u16) -> &EventFile {
         &self.0.hosts[usize::from(host)].events
     }
-    /// A host's core.
-    pub fn cpu(&self, host: u16) -> &Cpu {
-        &self.0.hosts[usize::from(host)].cpu
+    /// A host's cores; shard `n` is on core `n`.
+    pub fn cores(&self, host: u16) -> &[Rc<Cpu>] {
+        &self.0.hosts[usize::from(host)].cores
+    }
+    /// How many shards its program has; 0 while it is down.
+    pub fn shards(&self, host: u16) -> u8 {
+        self.0.hosts[usize::from(host)].shards.get()
     }
     /// Its life, if it is up.
     pub fn life(&self, host: u16) -> Option<LifeId> {
@@ -298,6 +309,7 @@ impl Machines {
         let life = self.0.executor.new_life(host);
         machines.life.set(Some(life));
         machines.lives.set(machines.lives.get() + 1);
+        machines.shards.set(1);
         self.say(Some(host), format!("start, life {}", machines.lives.get()));
         let world = self.world(host, life);
         let boot = self.0.boot.borrow().clone().expect("set before any host starts");
@@ -314,16 +326,21 @@ impl Machines {
             &self.0.executor,
             life,
             machines.clock.clone(),
-            machines.cpu.clone(),
+            machines.cores[0].clone(),
             Rng::named(self.0.seed, &format!("host {host} life {}", machines.lives.get())),
             self.0.fabric.attach(host),
             self.0.directory.client(host),
         )
     }
 
-    /// The world of one more shard of the process that runs in `first`, on a core of its own.
+    /// The world of one more shard of the process that runs in `first`, on the host's next core.
     pub fn next_shard(&self, first: &SimWorld) -> SimWorld {
-        first.of_next_shard(Rc::new(Cpu::default()))
+        let machines = &self.0.hosts[usize::from(self.0.executor.host_of(first.life()))];
+        assert_eq!(machines.life.get(), Some(first.life()), "its process has ended");
+        let shard = machines.shards.get();
+        machines.shards.set(shard + 1);
+        let core = machines.cores.get(usize::from(shard)).expect("a core for each shard");
+        first.of_next_shard(shard, core.clone())
     }
 
     /// A world on the machine of a host that is down, for the harness to look at its disks.
@@ -338,7 +355,11 @@ impl Machines {
         let machines = &self.0.hosts[usize::from(host)];
         let Some(life) = machines.life.take() else { return };
         self.say(Some(host), if power_lost { "power lost" } else { "killed" }.into());
-        self.stalls(|stalls| _ = stalls.paused.remove(&host));
+        machines.shards.set(0);
+        self.stalls(|stalls| {
+            stalls.paused.remove(&host);
+            stalls.paused_shards.retain(|(of, _)| *of != host);
+        });
         self.0.fabric.detaching(host, power_lost);
         self.0.executor.kill(life);
         self.0.fabric.detached(host);
@@ -353,7 +374,7 @@ impl Machines {
                 disk.process_died();
             }
         }
-        machines.cpu.reset();
+        machines.cores.iter().for_each(|core| core.reset());
         if power_lost {
             machines.events.power_lost();
             let uptime = self.0.rng.borrow_mut().span(Nanos::from_secs(1), Nanos::from_secs(60));
@@ -381,6 +402,26 @@ impl Machines {
         }
     }
 
+    /// Stops scheduling one shard of a host's program: its core does nothing, the others go on.
+    pub fn pause_shard(&self, host: u16, shard: u8) {
+        if let Some(life) = self.life(host) {
+            assert!(shard < self.shards(host), "h{host} has no shard {shard}");
+            self.say(Some(host), format!("shard {shard} paused"));
+            self.stalls(|stalls| _ = stalls.paused_shards.insert((host, shard)));
+            self.0.executor.pause_shard(life, shard);
+        }
+    }
+
+    /// Schedules it again.
+    pub fn resume_shard(&self, host: u16, shard: u8) {
+        let is_paused = self.0.stalls.borrow().paused_shards.contains(&(host, shard));
+        if let Some(life) = self.life(host).filter(|_| is_paused) {
+            self.say(Some(host), format!("shard {shard} resumed"));
+            self.stalls(|stalls| _ = stalls.paused_shards.remove(&(host, shard)));
+            self.0.executor.resume_shard(life, shard);
+        }
+    }
+
     /// Cuts everything between a host and the others, and its way to the directory.
     pub fn isolate(&self, host: u16, cut: bool) {
         for other in (0..self.hosts()).filter(|o| *o != host) {
@@ -405,15 +446,15 @@ impl Machines {
         self.stalls(|stalls| {
             _ = if factor > 1 { stalls.starved.insert(host) } else { stalls.starved.remove(&host) };
         });
-        self.0.hosts[usize::from(host)].cpu.set_starved(factor);
+        self.cores(host).iter().for_each(|core| core.set_starved(factor));
     }
 
     fn stalls(&self, change: impl FnOnce(&mut Stalls)) {
         self.0.stalls.borrow_mut().change(self.0.executor.now(), change);
     }
 
-    /// For how long between two moments some host was paused, or starved of its core: nobody can
-    /// be in time then.
+    /// For how long between two moments some host or shard was paused, or starved of its core:
+    /// nobody can be in time then.
     pub fn stalled(&self, from: Nanos, to: Nanos) -> Nanos {
         self.0.stalls.borrow().within(from, to)
     }
@@ -896,6 +937,21 @@ impl Machines {
                     self.resume(host);
                 }
             }
+            FaultKind::ShardStarved => {
+                let Some(life) = self.life(host) else { return };
+                let shard = rng.below(u64::from(self.shards(host))) as u8;
+                // Of a program with one shard it is a pause.
+                if self.shards(host) == 1 {
+                    return;
+                }
+                let range = if rng.below(2) == 0 { SHORT_PAUSE } else { LONG_PAUSE };
+                self.reached(kind);
+                self.pause_shard(host, shard);
+                self.wait(rng.span(range.0, range.1)).await;
+                if self.life(host) == Some(life) {
+                    self.resume_shard(host, shard);
+                }
+            }
             FaultKind::Partition => self.partition(host, other, &mut rng).await,
             FaultKind::SlowLink => {
                 let factor = rng.span(Nanos(10), Nanos(2_000)).0;
@@ -1069,6 +1125,7 @@ impl Machines {
                 disk.set_hung(false);
             }
             self.resume(host);
+            (0..self.shards(host)).for_each(|shard| self.resume_shard(host, shard));
             self.start(host);
         }
     }

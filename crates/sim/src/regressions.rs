@@ -155,6 +155,11 @@ const TODAY: &[(u64, &str)] = &[
          later kept the bytes from before",
     ),
     (
+        1_795_813_377_521,
+        "(in the simulator) a write of an attempt to open a disk group that had been given up came \
+         after those of the next attempt, to the same place of the log",
+    ),
+    (
         1_795_778_986_030,
         "a copy whose damaged log promised an epoch above its volume's refused to be deleted (not \
          reached by this seed any more: scenario deleted-volume-was-ahead-of-the-directory)",

@@ -5,7 +5,7 @@
 
 use crate::activity;
 use crate::checker::{Fate, Kind};
-use crate::cluster::{Cluster, ClusterSpec, Storage};
+use crate::cluster::{Cluster, ClusterSpec, Shards, Storage};
 use crate::disk::DiskProfile;
 use crate::executor::Stuck;
 use crate::fault::FaultSubset;
@@ -33,6 +33,9 @@ const EFFECTS_MAX: usize = 20_000;
 
 /// See [`Features::HARSH`].
 const HARSHER: u32 = 16;
+
+/// Shards of a host, at most, where it has several.
+const SHARDS_MAX: u8 = 3;
 
 /// A host that there is not: of clients that are left out.
 const NOWHERE: u16 = u16::MAX;
@@ -141,8 +144,9 @@ impl Setup {
     pub fn of_seed(seed: u64, options: &Options) -> Self {
         let mut rng = Rng::named(seed, "machines");
         let hosts = options.hosts.unwrap_or(*rng.pick(HOSTS));
-        let hardware = Hardware {
+        let mut hardware = Hardware {
             hosts,
+            cores: 1,
             disks: if options.reference_store { 1 } else { *rng.pick(&[1, 1, 1, 3]) },
             disk_bytes: 1 << 30,
             disk: *rng.pick(&[DiskProfile::NVME, DiskProfile::NVME, DiskProfile::SATA]),
@@ -170,8 +174,10 @@ impl Setup {
         }
         cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
         if draw(Features::SHARDS, "shards") {
-            cluster.shards = 3;
+            cluster.shards = Shards::UpTo(SHARDS_MAX);
         }
+        hardware.cores = cluster.shards.most();
+        plan.of_shards(hardware.cores);
         if draw(Features::CROWD, "crowd") {
             cluster.crowd();
         }

@@ -8,7 +8,7 @@
 //! Invariants: the same seed, points and costs give the same rows; a row is of the time between two
 //! completions, after a warm-up; an I/O that fails fails the point.
 
-use crate::cluster::{Cluster, ClusterSpec, volume_name};
+use crate::cluster::{Cluster, ClusterSpec, Home, Shards, volume_name};
 use crate::cpu::AS_CHARGED;
 use crate::disk::DiskProfile;
 use crate::executor::{Executor, LifeId};
@@ -53,6 +53,8 @@ const BINDS: f64 = 0.85;
 /// Logs are multiples of this: three times what is written to them, because a burst ends when three
 /// eighths are full, and no more, because a new one is filled with zeros.
 const LOG_STEP: u64 = 16 << 20;
+/// Cores of a host, at most.
+pub const CORES_MAX: u16 = 64;
 /// Smallest disk: what a store accepts.
 const DISK_MIN: u64 = 1 << 30;
 /// Bytes of log that a block takes at most, its share of a batch's head included.
@@ -105,7 +107,7 @@ impl Workload {
     }
 }
 
-/// The disk of each host.
+/// The disks of each host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskKind {
     /// [`DiskProfile::NVME`].
@@ -195,11 +197,14 @@ impl Place {
 
 /// A cluster and its load. Volume `v` has its client on host `v`, beginning anew after the last
 /// host, and its two copies on that host and the next, or on the next two; a single host has one
-/// copy.
+/// copy. The volumes of a host have their clients on its shards in turn. The first copy is in the
+/// group of the shard with the same number as the client's, the second in that of the next one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Point {
-    /// Hosts: one disk, one core, one NIC each.
+    /// Hosts: one NIC each.
     pub hosts: u16,
+    /// Cores of each, at most [`CORES_MAX`]. Each runs a shard, whose disk group is one disk.
+    pub cores: u16,
     /// Volumes.
     pub volumes: u16,
     /// Their disks.
@@ -213,9 +218,10 @@ pub struct Point {
 }
 
 impl Point {
-    /// Four hosts of NVMe disks on 25 GbE, a volume each, its client beside a copy.
+    /// Four hosts of an NVMe disk on 25 GbE, a volume each, its client beside a copy.
     pub const DEFAULT: Self = Self {
         hosts: 4,
+        cores: 1,
         volumes: 4,
         disk: DiskKind::Nvme,
         net: Network::Gbit25,
@@ -223,10 +229,17 @@ impl Point {
         core_speed: 1,
     };
 
-    /// Hosts of the copies of a volume.
-    fn copies(&self, volume: u16) -> Vec<u16> {
-        let first = volume + u16::from(self.place == Place::Apart);
-        (first..first + self.copies_each()).map(|host| host % self.hosts).collect()
+    /// Host and shard of the client of a volume.
+    fn client(&self, volume: u16) -> Home {
+        (volume % self.hosts, volume / self.hosts % self.cores)
+    }
+
+    /// Where the copies of a volume are.
+    fn copies(&self, volume: u16) -> Vec<Home> {
+        let (host, shard) = self.client(volume);
+        let first = host + u16::from(self.place == Place::Apart);
+        let copy = |n| ((first + n) % self.hosts, (shard + n) % self.cores);
+        (0..self.copies_each()).map(copy).collect()
     }
 
     fn copies_each(&self) -> u16 {
@@ -241,6 +254,9 @@ impl Point {
                 self.hosts, self.volumes, self.core_speed
             ));
         }
+        if !(1..=CORES_MAX).contains(&self.cores) {
+            return Err(format!("{} cores: 1 to {CORES_MAX} are needed", self.cores));
+        }
         Ok(())
     }
 }
@@ -248,11 +264,11 @@ impl Point {
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (disk, net, place) = (self.disk.name(), self.net.name(), self.place.name());
-        let Self { hosts, volumes, core_speed, .. } = self;
+        let Self { hosts, cores, volumes, core_speed, .. } = self;
         write!(
             f,
-            "hosts {hosts}, volumes {volumes}, {disk}, {net} GbE, clients {place}, \
-             core speed {core_speed}"
+            "hosts {hosts}, cores {cores}, volumes {volumes}, {disk}, {net} GbE, \
+             clients {place}, core speed {core_speed}"
         )
     }
 }
@@ -272,6 +288,18 @@ pub struct Sheet {
 pub fn sheets() -> Vec<Sheet> {
     let small = vec![Workload::RandomWrite, Workload::RandomRead];
     let default = Point::DEFAULT;
+    // A host's cores are compared under the same load: eight volumes of each host, or sixteen where
+    // sixteen cores are to be kept busy.
+    let cores = [1, 4].into_iter().flat_map(|hosts| {
+        let each = [(1, 8), (2, 8), (4, 8), (8, 8), (1, 16), (16, 16)];
+        each.map(|(cores, volumes)| Point {
+            hosts,
+            cores,
+            volumes: hosts * volumes,
+            net: Network::Gbit100,
+            ..default
+        })
+    });
     let hosts = DiskKind::ALL.iter().flat_map(|&disk| {
         (1..=10).map(move |hosts| Point { hosts, volumes: hosts, disk, ..default })
     });
@@ -286,7 +314,8 @@ pub fn sheets() -> Vec<Sheet> {
     });
     vec![
         Sheet { title: "Hosts, a volume each", points: hosts.collect(), workloads: small.clone() },
-        Sheet { title: "Volumes", points: volumes.to_vec(), workloads: small },
+        Sheet { title: "Volumes", points: volumes.to_vec(), workloads: small.clone() },
+        Sheet { title: "Cores, a group each", points: cores.collect(), workloads: small },
         Sheet {
             title: "Networks",
             points: networks.collect(),
@@ -350,9 +379,9 @@ impl Costs {
 /// What limits a point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bound {
-    /// A host's core.
+    /// A core of a host.
     Cpu,
-    /// A host's disk.
+    /// A disk of a host.
     Disk,
     /// One direction of a host's NIC.
     Nic,
@@ -389,9 +418,9 @@ pub struct Row {
     pub p99: Nanos,
     /// Time of all hosts' cores per I/O.
     pub cpu_per_io: Nanos,
-    /// Use of the busiest host's core, 0 to 1.
+    /// Use of the busiest core, 0 to 1.
     pub cpu: f64,
-    /// Use of the busiest host's disk: of its channels or its bus.
+    /// Use of the busiest disk: of its channels or its bus.
     pub disk: f64,
     /// Use of the busiest direction of the busiest host's NIC.
     pub nic: f64,
@@ -462,7 +491,7 @@ impl Scale {
         let seen = observe(self.seed, point, workload, costs, each)
             .map_err(|why| format!("{point}: {}: {why}", workload.name()))?;
         let used = |kinds: &[usize]| {
-            let all = seen.work.iter().flat_map(|host| kinds.iter().map(|&kind| host[kind]));
+            let all = seen.work.iter().flat_map(|of| kinds.iter().map(|&kind| of[kind]));
             let most = all.max().unwrap_or_default();
             (most.as_secs_f64() / seen.span.as_secs_f64()).min(1.0)
         };
@@ -529,7 +558,7 @@ fn calibrate(seed: u64, [write, read]: [Workload; 2], target: CpuPerIo) -> Resul
     Ok(best.1)
 }
 
-/// Kinds of work of a host.
+/// Kinds of work of a shard, its disk, and the NIC of its host.
 const KINDS: usize = 5;
 const CORE: usize = 0;
 const CHANNELS: usize = 1;
@@ -537,15 +566,17 @@ const BUS: usize = 2;
 const SENDING: usize = 3;
 const RECEIVING: usize = 4;
 
-/// What each host has done so far, by kind.
+/// What each shard of each host has done so far, by kind.
 fn work(machines: &Machines) -> Vec<[Nanos; KINDS]> {
     let of_host = |host: u16| {
-        let core = machines.cpu(host).busy(machines.executor().now());
-        let (channels, bus) = machines.disks(host)[0].busy();
         let (sending, receiving) = machines.fabric().busy(host);
-        [core, channels, bus, sending, receiving]
+        let shards = machines.cores(host).iter().zip(machines.disks(host));
+        shards.map(move |(core, disk)| {
+            let (channels, bus) = disk.busy();
+            [core.busy(machines.executor().now()), channels, bus, sending, receiving]
+        })
     };
-    (0..machines.hosts()).map(of_host).collect()
+    (0..machines.hosts()).flat_map(of_host).collect()
 }
 
 /// What was seen between two moments.
@@ -558,7 +589,7 @@ struct Seen {
 impl Seen {
     /// Time of all cores.
     fn cpu_per_io(&self) -> Nanos {
-        let cores = self.work.iter().fold(Nanos::ZERO, |sum, host| sum + host[CORE]);
+        let cores = self.work.iter().fold(Nanos::ZERO, |sum, shard| sum + shard[CORE]);
         cores / self.latencies.len() as u64
     }
 }
@@ -617,7 +648,7 @@ impl Meter {
     async fn client<V: Volume>(
         self: Rc<Self>,
         volume: V,
-        host: u16,
+        (host, shard): Home,
         next: Rc<Cell<u64>>,
         rng: Rng,
     ) {
@@ -631,7 +662,8 @@ impl Meter {
             };
             let ex = self.executor();
             let from = ex.now();
-            ex.sleep_until(self.machines.cpu(host).spend(from, self.request)).await;
+            let core = &self.machines.cores(host)[usize::from(shard)];
+            ex.sleep_until(core.spend(from, self.request)).await;
             let done = match self.workload.writes() {
                 true => volume.write(place * bytes, vec![data.clone()]).await,
                 false => volume.read(place * bytes, bytes as u32).await.map(|_| ()),
@@ -658,18 +690,21 @@ fn observe(
     // Whole chunks go past the log.
     let logged =
         if workload == Workload::RandomWrite { (ops + warm_up).div_ceil(volumes) } else { 0 };
-    let logged = logged * copies.div_ceil(u64::from(point.hosts)) * LOG_BYTES_PER_BLOCK;
+    let groups = u64::from(point.hosts) * u64::from(point.cores);
+    let logged = logged * copies.div_ceil(groups) * LOG_BYTES_PER_BLOCK;
     let log_bytes = (logged * 3).max(1).next_multiple_of(LOG_STEP);
     let hardware = Hardware {
         hosts: point.hosts,
-        disks: 1,
+        cores: point.cores as u8,
+        disks: point.cores,
         // Free places for chunks that are written anew; what holds nothing costs nothing.
         disk_bytes: DISK_MIN + 2 * log_bytes + 4 * copies * VOLUME_BYTES,
         disk: point.disk.profile(),
         net: point.net.profile(),
     };
     let machines = Machines::new(seed, hardware, Trace::new(false));
-    (0..point.hosts).for_each(|host| machines.cpu(host).set_cost(costs.per_mille));
+    let cores = (0..point.hosts).flat_map(|host| machines.cores(host));
+    cores.for_each(|core| core.set_cost(costs.per_mille));
     let policy = Policy { failures_to_tolerate: point.copies_each() as u8 - 1, ..Policy::DEFAULT };
     let spec = ClusterSpec {
         volumes: vec![(VOLUME_BYTES, policy); usize::from(point.volumes)],
@@ -681,7 +716,7 @@ fn observe(
         calm: false,
         diskless: false,
         emptied: false,
-        shards: 1,
+        shards: Shards::DiskEach(point.cores as u8),
         history: None,
     };
     let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));
@@ -713,10 +748,11 @@ async fn run(
     cluster.set_up().await?;
     let mut volumes = Vec::new();
     for v in 0..point.volumes {
-        let host = v % point.hosts;
-        let node = cluster.node(host).ok_or_else(|| format!("h{host} is not up"))?;
+        let (host, shard) = point.client(v);
+        let shards = cluster.shards(host);
+        let node = shards.get(usize::from(shard)).ok_or_else(|| format!("h{host} is not up"))?;
         let volume = node.open(&volume_name(usize::from(v))).await.map_err(|e| e.to_string())?;
-        volumes.push((host, volume));
+        volumes.push(((host, shard), volume));
     }
     // Zeros are data to the product, and take no memory on a modelled disk.
     let chunk = Buf::zeros(CHUNK as usize);
@@ -732,11 +768,11 @@ async fn run(
     .await?;
     cluster.wait(SETTLE).await;
     let ended = meter.ended.notified();
-    for (v, (host, volume)) in volumes.into_iter().enumerate() {
+    for (v, (at, volume)) in volumes.into_iter().enumerate() {
         let next = Rc::new(Cell::new(0));
         for client in 0..meter.workload.depth() {
             let rng = Rng::named(seed, &format!("load {v} {client}"));
-            let client = meter.clone().client(volume.clone(), host, next.clone(), rng);
+            let client = meter.clone().client(volume.clone(), at, next.clone(), rng);
             meter.executor().spawn(LifeId::HARNESS, client);
         }
     }

@@ -62,7 +62,7 @@
 //! not single messages and disk writes, which change with every tuning.
 
 use crate::checker::Kind;
-use crate::cluster::{Cluster, ClusterSpec};
+use crate::cluster::{Cluster, ClusterSpec, Shards};
 use crate::disk::{DiskProfile, Image, SimDisk};
 use crate::executor::LifeId;
 use crate::fault::{DirectoryRates, DiskRates, FaultKind, NetRates};
@@ -194,7 +194,7 @@ pub fn play(text: &str) -> Result<String, String> {
         calm: false,
         diskless: false,
         emptied: false,
-        shards: 1,
+        shards: Shards::UpTo(1),
         history: None,
     };
     let victim = first.options.get("victim").map(|name| host(name).ok_or(first.bad("victim=h1")));
@@ -208,10 +208,12 @@ pub fn play(text: &str) -> Result<String, String> {
         let on = on.ok_or_else(|| command.bad("on= lists hosts"))?;
         let policy = Policy { failures_to_tolerate: on.len() as u8 - 1, ..Policy::DEFAULT };
         spec.volumes.push((command.number("size")?, policy));
-        spec.placement.as_mut().expect("set above").push(vec![on]);
+        let homes = on.into_iter().map(|host| (host, 0)).collect();
+        spec.placement.as_mut().expect("set above").push(vec![homes]);
     }
     let hardware = Hardware {
         hosts,
+        cores: 1,
         disks: first.number_or("disks", 1)? as u16,
         disk_bytes: first.number_or("disk", 1 << 30)?,
         disk: DiskProfile::NVME,

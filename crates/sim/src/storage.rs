@@ -1,6 +1,6 @@
 //! What a simulated host keeps its components on.
 
-use crate::cluster::{CLUSTER, Storage, group_id, host_id};
+use crate::cluster::{CLUSTER, Home, Storage, group_id, host_id};
 use crate::disk::SimDisk;
 use crate::executor::Executor;
 use crate::reference_store::ReferenceStore;
@@ -24,7 +24,7 @@ impl ReferenceStorage {
     pub fn new(executor: &Executor, hosts: u16, seed: u64) -> Self {
         let store = |h: u16| {
             let rng = Rng::named(seed, &format!("reference store {h}"));
-            ReferenceStore::new(executor, group_id(h), 1 << 34, rng)
+            ReferenceStore::new(executor, group_id((h, 0)), 1 << 34, rng)
         };
         Self(Rc::new((0..hosts).map(store).collect()))
     }
@@ -36,13 +36,15 @@ impl Storage for ReferenceStorage {
     async fn open(
         &self,
         host: u16,
+        group: u16,
         _disks: Vec<SimDisk>,
         _world: SimWorld,
-    ) -> Result<Vec<(ReferenceStore, GroupRecord)>, String> {
+    ) -> Result<(ReferenceStore, GroupRecord), String> {
+        assert_eq!(group, 0, "a host has one reference store");
         let store = self.0[usize::from(host)].clone();
         store.reopen();
         let record = GroupRecord {
-            id: group_id(host),
+            id: group_id((host, group)),
             shape: GroupShape::SingleTier,
             disks: vec![],
             capacity_bytes: 1 << 34,
@@ -50,7 +52,7 @@ impl Storage for ReferenceStorage {
             failure: String::new(),
             shard: 0,
         };
-        Ok(vec![(store, record)])
+        Ok((store, record))
     }
 
     fn replaced(&self) -> Vec<u16> {
@@ -75,14 +77,14 @@ impl Storage for ReferenceStorage {
 pub struct RealStorage {
     log_bytes: u64,
     spec: OpenSpec,
-    hosts: Rc<RefCell<BTreeMap<u16, HostState>>>,
+    groups: Rc<RefCell<BTreeMap<Home, GroupState>>>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct HostState {
+struct GroupState {
     /// With how many disks; 0: not at all.
     formatted: usize,
-    /// How often in a row its group could not be opened.
+    /// How often in a row it could not be opened.
     refused: u32,
     /// How often its disks were replaced by empty ones.
     replaced: u64,
@@ -95,7 +97,7 @@ impl RealStorage {
     /// Disk groups with that much log, formatted when their hosts start for the first time.
     pub fn new(log_bytes: u64) -> Self {
         let spec = OpenSpec { cluster: Some(CLUSTER), ..OpenSpec::default() };
-        Self { log_bytes, spec, hosts: Rc::default() }
+        Self { log_bytes, spec, groups: Rc::default() }
     }
 
     /// With blocks that move home early: when the log is so full (in 1/256), and when nothing was
@@ -121,25 +123,27 @@ impl Storage for RealStorage {
     async fn open(
         &self,
         host: u16,
+        group: u16,
         disks: Vec<SimDisk>,
         world: SimWorld,
-    ) -> Result<Vec<(Store<SimWorld>, GroupRecord)>, String> {
+    ) -> Result<(Store<SimWorld>, GroupRecord), String> {
+        let home = (host, group);
         let (shape, published) = match disks.len() {
             0 => return Err("there is no disk".into()),
             1 => (Shape::SingleTier, GroupShape::SingleTier),
             _ => (Shape::AllFlash, GroupShape::AllFlash),
         };
-        let mut state = self.hosts.borrow().get(&host).copied().unwrap_or_default();
+        let mut state = self.groups.borrow().get(&home).copied().unwrap_or_default();
         let is_elsewhere = |disk: &SimDisk| disk.is_gone() || disk.is_misplaced();
         let some_elsewhere = disks.iter().any(is_elsewhere) || disks.len() < state.formatted;
         if state.refused >= ATTEMPTS_MAX && !some_elsewhere {
             // What an administrator does: other hosts have everything.
             disks.iter().for_each(SimDisk::wipe);
             let replaced = state.replaced + 1;
-            state = HostState { formatted: 0, refused: 0, replaced };
-            self.hosts.borrow_mut().insert(host, state);
+            state = GroupState { formatted: 0, refused: 0, replaced };
+            self.groups.borrow_mut().insert(home, state);
         }
-        let group = GroupId(group_id(host).0 + 0x100 * state.replaced);
+        let group = GroupId(group_id(home).0 + 0x100 * state.replaced);
         if state.formatted == 0 {
             let spec = FormatSpec {
                 cluster: CLUSTER,
@@ -156,7 +160,7 @@ impl Storage for RealStorage {
                 return Err(why.to_string());
             }
             state.formatted = disks.len();
-            self.hosts.borrow_mut().insert(host, state);
+            self.groups.borrow_mut().insert(home, state);
         }
         let opened =
             Store::open(world, disks.clone(), self.spec.clone()).await.map_err(|e| e.to_string());
@@ -167,7 +171,7 @@ impl Storage for RealStorage {
             Ok(_) => 0,
             Err(_) => state.refused + u32::from(!away),
         };
-        self.hosts.borrow_mut().insert(host, state);
+        self.groups.borrow_mut().insert(home, state);
         let store = opened?;
         disks.iter().for_each(SimDisk::look_at_label);
         let record = |label: &atoll_format::superblock::Superblock, disk: &SimDisk| DiskRecord {
@@ -184,12 +188,12 @@ impl Storage for RealStorage {
             failure: String::new(),
             shard: 0,
         };
-        Ok(vec![(store, record)])
+        Ok((store, record))
     }
 
     fn replaced(&self) -> Vec<u16> {
-        let hosts = self.hosts.borrow();
-        hosts.iter().filter(|(_, h)| h.replaced > 0).map(|(host, _)| *host).collect()
+        let groups = self.groups.borrow();
+        groups.iter().filter(|(_, g)| g.replaced > 0).map(|((host, _), _)| *host).collect()
     }
 
     fn failed(&self, store: &Store<SimWorld>) -> Option<String> {

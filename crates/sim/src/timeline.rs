@@ -314,6 +314,9 @@ fn end_of(begin: &str) -> Option<String> {
         let (what, _factor) = what.rsplit_once(' ')?;
         return Some(format!("{what} as fast as before"));
     }
+    if let Some(shard) = begin.strip_suffix(" paused") {
+        return Some(format!("{shard} resumed"));
+    }
     if let Some(disk) = begin.strip_suffix(" hangs") {
         return Some(format!("{disk} answers again"));
     }
@@ -721,6 +724,7 @@ mod tests {
         assert_eq!(end_of("and h1 cannot talk").unwrap(), "and h1 can talk again");
         assert_eq!(end_of("link to h0 17 times as slow").unwrap(), "link to h0 as fast as before");
         assert_eq!(end_of("h1d0 hangs").unwrap(), "h1d0 answers again");
+        assert_eq!(end_of("shard 1 paused").unwrap(), "shard 1 resumed");
         assert_eq!(end_of("killed"), None);
     }
 }

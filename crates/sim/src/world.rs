@@ -1,4 +1,4 @@
-//! One life of one simulated host, as the product's code sees it.
+//! One shard of one life of one simulated host, as the product's code sees it.
 
 use crate::clock::Clock;
 use crate::cpu::Cpu;
@@ -15,6 +15,7 @@ use std::rc::Rc;
 struct Inner {
     executor: Executor,
     life: LifeId,
+    shard: u8,
     clock: Rc<Clock>,
     cpu: Rc<Cpu>,
     rng: RefCell<Rng>,
@@ -22,12 +23,12 @@ struct Inner {
     directory: SimDirectory,
 }
 
-/// The [`World`] of one life of a host; clones are the same.
+/// The [`World`] of one shard of a life of a host; clones are the same.
 #[derive(Clone)]
 pub struct SimWorld(Rc<Inner>);
 
 impl SimWorld {
-    /// Puts the parts together.
+    /// Puts the parts of shard 0 together.
     pub fn new(
         executor: &Executor,
         life: LifeId,
@@ -38,17 +39,20 @@ impl SimWorld {
         directory: SimDirectory,
     ) -> Self {
         let rng = RefCell::new(rng);
-        Self(Rc::new(Inner { executor: executor.clone(), life, clock, cpu, rng, net, directory }))
+        let executor = executor.clone();
+        Self(Rc::new(Inner { executor, life, shard: 0, clock, cpu, rng, net, directory }))
     }
 
-    /// The world of one more shard of the same process, on a core of its own.
+    /// The world of one more shard of the same process, with its number, on a core of its own.
+    /// Shards are made in order.
     #[must_use]
-    pub fn of_next_shard(&self, cpu: Rc<Cpu>) -> Self {
+    pub(crate) fn of_next_shard(&self, shard: u8, cpu: Rc<Cpu>) -> Self {
         let Inner { executor, life, clock, net, directory, .. } = &*self.0;
         let rng = RefCell::new(self.0.rng.borrow_mut().fork());
         Self(Rc::new(Inner {
             executor: executor.clone(),
             life: *life,
+            shard,
             clock: clock.clone(),
             cpu,
             rng,
@@ -85,7 +89,7 @@ impl World for SimWorld {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.0.executor.spawn(self.0.life, task);
+        self.0.executor.spawn_in(self.0.life, self.0.shard, task);
     }
 
     fn bound(&self, usual: usize, small: usize) -> usize {

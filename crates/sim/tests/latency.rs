@@ -14,6 +14,7 @@ use std::rc::Rc;
 
 const SPEC: Hardware = Hardware {
     hosts: 2,
+    cores: 1,
     disks: 1,
     disk_bytes: 1 << 30,
     disk: DiskProfile {

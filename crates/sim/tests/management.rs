@@ -51,6 +51,7 @@ impl Hosts {
     fn new(count: u16) -> Self {
         let spec = Hardware {
             hosts: count,
+            cores: 1,
             disks: 1,
             disk_bytes: 1 << 30,
             disk: DiskProfile::NVME,
@@ -68,7 +69,8 @@ impl Hosts {
             let lost = lost.get().filter(|(of, _)| *of == host);
             let kept = rigs.events(host).open(host_id(host));
             world.spawn(async move {
-                let mut groups = storage.open(host, disks, inner.clone()).await.expect("opens");
+                let group = storage.open(host, 0, disks, inner.clone()).await.expect("opens");
+                let mut groups = vec![group];
                 if lost.is_some() {
                     groups.clear();
                 }

@@ -20,6 +20,7 @@ use std::rc::Rc;
 fn what_was_asked_in_an_earlier_session_is_refused() {
     let hardware = Hardware {
         hosts: 1,
+        cores: 1,
         disks: 1,
         disk_bytes: 1 << 30,
         disk: DiskProfile::NVME,

@@ -4,7 +4,7 @@
 use atoll_format::record::Policy;
 use atoll_format::units::CHUNK;
 use atoll_sim::checker::{Fate, Kind};
-use atoll_sim::cluster::{Cluster, ClusterSpec, Storage};
+use atoll_sim::cluster::{Cluster, ClusterSpec, Shards, Storage};
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::fault::{FaultKind, NetRates, Plan};
 use atoll_sim::machines::{Hardware, Machines};
@@ -56,6 +56,7 @@ type Seen = (Kind, u64, u32, Fate);
 fn play(history: u64, made: Made) -> (Vec<Seen>, u64) {
     let hardware = Hardware {
         hosts: made.hosts,
+        cores: 1,
         disks: made.disks,
         disk_bytes: 1 << 30,
         disk: DiskProfile::NVME,
@@ -90,7 +91,7 @@ fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T
         pause: (Nanos::from_us(50), Nanos::from_ms(100)),
         instead: None,
     };
-    let leg: Vec<u16> = (0..made.copies).collect();
+    let leg: Vec<_> = (0..made.copies).map(|host| (host, 0)).collect();
     let spec = ClusterSpec {
         volumes: vec![(CHUNKS * CHUNK, policy)],
         clients: vec![(CLIENT, 0, mix)],
@@ -101,7 +102,7 @@ fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T
         calm: false,
         diskless: false,
         emptied: false,
-        shards: 1,
+        shards: Shards::UpTo(1),
         history: Some(history),
     };
     let mut plan = Plan { victim: Some(VICTIM), ..Plan::calm() };

@@ -1,6 +1,8 @@
 //! What `atoll sim scale` says of clusters agrees with what their hardware can do.
 
-use atoll_sim::scale::{Bound, CpuPerIo, DiskKind, Network, Place, Point, Row, Scale, Workload};
+use atoll_sim::scale::{
+    Bound, CORES_MAX, CpuPerIo, DiskKind, Network, Place, Point, Row, Scale, Workload,
+};
 use atoll_world::Nanos;
 
 fn scale(seed: u64) -> Scale {
@@ -78,6 +80,8 @@ fn a_cluster_that_cannot_be_is_refused() {
         Point { hosts: 0, ..Point::DEFAULT },
         Point { volumes: 0, ..Point::DEFAULT },
         Point { core_speed: 0, ..Point::DEFAULT },
+        Point { cores: 0, ..Point::DEFAULT },
+        Point { cores: CORES_MAX + 1, ..Point::DEFAULT },
         Point { hosts: 2, place: Place::Apart, ..Point::DEFAULT },
     ] {
         let why = scale.measure(point, Workload::RandomRead).unwrap_err();
@@ -92,4 +96,19 @@ fn costs_that_the_model_cannot_reach_are_refused_not_rounded() {
     let scale = Scale::new(0, 400, costs, CpuPerIo::LARGE);
     let why = scale.measure(Point::DEFAULT, Workload::RandomWrite).unwrap_err();
     assert!(why.contains("they are off by"), "{why}");
+}
+
+#[test]
+fn cores_with_a_disk_group_each_do_more_in_proportion() {
+    let scale = scale(0);
+    for workload in [Workload::RandomWrite, Workload::RandomRead] {
+        let of = |cores| Point { hosts: 1, cores, volumes: 4, ..Point::DEFAULT };
+        let [one, four] = [1, 4].map(|cores| measure(&scale, of(cores), workload));
+        let times = four.iops() / one.iops();
+        assert!(times >= 3.4, "{times} times with 4 cores: {one:?}, {four:?}");
+        assert_eq!((one.bound(), four.bound()), (Bound::Cpu, Bound::Cpu));
+        // A volume has one owner, and that is on one of them.
+        let alone = measure(&scale, Point { volumes: 1, ..of(4) }, workload);
+        assert!(alone.iops() < 1.2 * one.iops(), "{alone:?}, {one:?}");
+    }
 }

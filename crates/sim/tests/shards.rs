@@ -12,13 +12,14 @@ use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_object::message::{Reply, Request};
 use atoll_object::placement::{GroupView, HostView};
 use atoll_object::{HostComponents, HostObjects, ObjectVolume};
-use atoll_sim::cpu::Cpu;
 use atoll_sim::disk::DiskProfile;
 use atoll_sim::executor::LifeId;
+use atoll_sim::fault::FaultKind;
 use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
 use atoll_sim::reference_store::ReferenceStore;
 use atoll_sim::rng::Rng;
+use atoll_sim::run::{Options, Setup, run_one};
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_transport::Identity;
@@ -60,6 +61,7 @@ impl Hosts {
     fn new(seed: u64) -> Self {
         let spec = Hardware {
             hosts: HOSTS,
+            cores: SHARDS,
             disks: 1,
             disk_bytes: 1 << 30,
             disk: DiskProfile::NVME,
@@ -82,7 +84,7 @@ impl Hosts {
             booted.lives.set(booted.lives.get() + 1);
             let incarnation = Incarnation(booted.lives.get());
             let of_host = HostComponents::of(SHARDS);
-            let next = world.of_next_shard(Rc::new(Cpu::default()));
+            let next = booted.machines.next_shard(&world);
             for (shard, world) in (0..).zip([world, next]) {
                 let identity = Identity {
                     cluster: ClusterId(1),
@@ -358,4 +360,74 @@ fn an_owner_moves_to_another_shard_under_load() {
         reads(&hosts.open(0, 1).await, written.get()).await;
         assert!(hosts.record().members().all(|(_, m)| m.state.is_active()));
     });
+}
+
+/// Writes to `volume` for `span`, ten times a second, each within `most`; returns the last one.
+async fn serves(
+    hosts: &Hosts,
+    volume: &impl Volume,
+    (mut n, span, most): (u8, Nanos, Nanos),
+) -> u8 {
+    let executor = hosts.machines.executor();
+    let until = executor.now() + span;
+    while executor.now() < until {
+        let began = executor.now();
+        n = n.wrapping_add(1);
+        volume.write(0, block(n)).await.expect("the owner takes it");
+        reads(volume, n).await;
+        let took = executor.now().since(began);
+        assert!(took < most, "write and read {n} took {took}");
+        hosts.wait(Nanos::from_ms(100)).await;
+    }
+    n
+}
+
+#[test]
+fn siblings_of_a_starved_shard_go_on_serving() {
+    with(4, |hosts| async move {
+        let (soon, starved) = (Nanos::from_ms(5), Nanos::from_secs(20));
+        hosts.wait(Nanos::from_secs(5)).await;
+        hosts.make().await;
+        // The owner and its copy are on shard 0 of their host, the other copy on shard 1 of its.
+        let volume = hosts.open(0, 0).await;
+        let elsewhere = hosts.open(1, 0).await;
+        let mut last = serves(&hosts, &volume, (0, Nanos::from_secs(1), soon)).await;
+        let before = hosts.record();
+        for (host, shard) in [(0, 1), (1, 0)] {
+            hosts.machines.pause_shard(host, shard);
+            last = serves(&hosts, &volume, (last, starved, soon)).await;
+            assert_eq!(hosts.record(), before, "nobody is left out, nobody takes over");
+            hosts.machines.resume_shard(host, shard);
+            hosts.wait(Nanos::from_secs(5)).await;
+        }
+        // The shard of a copy: it is left out, and its sibling is served by the owner.
+        hosts.machines.pause_shard(1, 1);
+        last = serves(&hosts, &volume, (last, Nanos::from_secs(1), Nanos::from_secs(4))).await;
+        let left_out = |r: &ObjectRecord| r.members().any(|(_, m)| !m.state.is_active());
+        assert!(left_out(&hosts.record()), "{:?}", hosts.record());
+        last = serves(&hosts, &elsewhere, (last, starved, soon)).await;
+        assert_eq!(hosts.record().owner, before.owner, "nobody takes over");
+        hosts.machines.resume_shard(1, 1);
+        hosts.until("both copies are back", |r| !left_out(r)).await;
+        hosts.machines.kill(0, false);
+        reads(&elsewhere, last).await;
+    });
+}
+
+#[test]
+fn seeds_whose_hosts_have_several_shards_starve_one() {
+    let options = Options::default();
+    let starves = |seed: &u64| {
+        let Setup { plan, cluster, .. } = Setup::of_seed(*seed, &options);
+        let starves = plan.events.contains(&FaultKind::ShardStarved);
+        assert!(!starves || cluster.shards.most() > 1, "seed {seed}");
+        starves
+    };
+    let mut reached = 0;
+    for seed in (0..1_000).filter(starves).take(5) {
+        let outcome = run_one(seed, &options);
+        assert_eq!(outcome.violations, [""; 0], "seed {seed}");
+        reached += outcome.faults[FaultKind::ShardStarved as usize];
+    }
+    assert!(reached > 0, "none had its effect");
 }

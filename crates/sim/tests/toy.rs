@@ -130,6 +130,7 @@ impl Volume for Toy {
 fn run(seed: u64, careless: Careless, faults: FaultSet) -> Result<u64, String> {
     let spec = Hardware {
         hosts: 1,
+        cores: 1,
         disks: 1,
         disk_bytes: 16 << 20,
         disk: DiskProfile::NVME,

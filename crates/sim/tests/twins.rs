@@ -37,6 +37,7 @@ impl Hosts {
     fn new(seed: u64) -> Self {
         let spec = Hardware {
             hosts: 3,
+            cores: 1,
             disks: 1,
             disk_bytes: 1 << 30,
             disk: DiskProfile::NVME,

@@ -624,7 +624,7 @@ pub enum SimCommand {
     #[command(after_help = "Example: atoll sim soak --dir /var/tmp/soak --time 8h")]
     Soak(SimSoak),
     /// Measure clusters of modelled hardware in virtual time, without faults: what binds them?
-    #[command(after_help = "Example: atoll sim scale --hosts 2,4,8 --disk nvme,hdd --net 10,25")]
+    #[command(after_help = "Example: atoll sim scale --hosts 2,4 --cores 1,8 --disk nvme,hdd")]
     Scale(SimScale),
     /// Run the seeds that standard input names (started by `atoll sim soak`)
     #[command(hide = true)]
@@ -797,10 +797,13 @@ pub struct SimScale {
 #[command(next_help_heading = "Points (without any of these, those of docs/performance.md)")]
 #[group(multiple = true)]
 pub struct ScalePoints {
-    /// Hosts: one disk, one core and one NIC each [default: 4]
+    /// Hosts: one NIC each [default: 4]
     #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
     pub hosts: Option<Counts>,
-    /// Volumes, spread over the hosts [default: as many as hosts]
+    /// Cores of each host: a shard and a disk group of one disk each [default: 1]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
+    pub cores: Option<Counts>,
+    /// Volumes, spread over hosts and their shards [default: hosts times the most cores]
     #[arg(long, value_name = "NUMBERS", value_parser = parse_counts)]
     pub volumes: Option<Counts>,
     /// Disks: nvme, ssd (SATA), hdd [default: nvme]

@@ -75,8 +75,8 @@ pub(super) async fn run(context: &Context, asked: SimScale) -> Run {
 
 /// Every combination of what was asked for; none if nothing was.
 fn asked_for(asked: &ScalePoints) -> Option<Sheet> {
-    let ScalePoints { hosts, volumes, disk, net, clients, core_speed, workload } = asked;
-    let counts = [hosts, volumes, core_speed].into_iter().any(Option::is_some);
+    let ScalePoints { hosts, cores, volumes, disk, net, clients, core_speed, workload } = asked;
+    let counts = [hosts, cores, volumes, core_speed].into_iter().any(Option::is_some);
     if !counts && [disk.len(), net.len(), clients.len(), workload.len()] == [0; 4] {
         return None;
     }
@@ -84,14 +84,25 @@ fn asked_for(asked: &ScalePoints) -> Option<Sheet> {
     let list = |asked: &Option<crate::cli::args::Counts>, default: u16| {
         asked.as_ref().map_or(vec![default], |counts| counts.0.clone())
     };
+    let cores = list(cores, default.cores);
+    // The same load whatever the cores.
+    let volumes_a_host = cores.iter().copied().max().unwrap_or(1);
     let mut points = Vec::new();
     for &core_speed in &list(core_speed, default.core_speed) {
         for &place in or(clients, &[default.place]) {
             for &disk in or(disk, &[default.disk]) {
                 for &net in or(net, &[default.net]) {
                     for &hosts in &list(hosts, default.hosts) {
-                        for &volumes in &list(volumes, hosts) {
-                            points.push(Point { hosts, volumes, disk, net, place, core_speed });
+                        for &volumes in &list(volumes, hosts * volumes_a_host) {
+                            points.extend(cores.iter().map(|&cores| Point {
+                                hosts,
+                                cores,
+                                volumes,
+                                disk,
+                                net,
+                                place,
+                                core_speed,
+                            }));
                         }
                     }
                 }
@@ -126,11 +137,19 @@ type Column = (&'static str, fn(&Point) -> String);
 const COLUMNS: &[Column] = &[
     ("disk", |p| p.disk.name().into()),
     ("hosts", |p| p.hosts.to_string()),
+    ("cores", |p| p.cores.to_string()),
     ("volumes", |p| p.volumes.to_string()),
     ("GbE", |p| p.net.name().into()),
     ("clients", |p| p.place.name().into()),
     ("core speed", |p| p.core_speed.to_string()),
 ];
+
+/// How many times what one core a host does, if that was measured too.
+fn times_one_core(row: &Row, rows: &[Row]) -> String {
+    let of_one = Point { cores: 1, ..row.point };
+    let one = rows.iter().find(|r| r.point == of_one && r.workload == row.workload);
+    one.map_or("-".into(), |one| format!("{:.1}", row.iops() / one.iops()))
+}
 
 /// A sheet in Markdown: a line a point. What is the same for all points stands above it.
 fn table(sheet: &Sheet, rows: &[Row], wide: bool) -> String {
@@ -141,21 +160,30 @@ fn table(sheet: &Sheet, rows: &[Row], wide: bool) -> String {
     let same: Vec<String> =
         same.iter().map(|(title, show)| format!("{title} {}", show(&sheet.points[0]))).collect();
     let mut head: Vec<String> = differ.iter().map(|(title, _)| (*title).into()).collect();
+    let compares_cores = sheet.points.iter().any(|p| p.cores != sheet.points[0].cores);
     for workload in &sheet.workloads {
         let name = workload.name();
         let rate = if is_large(*workload) { "MB/s" } else { "IOPS" };
-        head.extend([format!("{name} {rate}"), "mean us".into(), "p99 us".into()]);
+        head.push(format!("{name} {rate}"));
+        if compares_cores {
+            head.push("x 1 core".into());
+        }
+        head.extend(["mean us".into(), "p99 us".into()]);
         if wide {
             head.extend(["CPU us/IO".into(), "cpu %".into(), "disk %".into(), "nic %".into()]);
         }
         head.push("bound by".into());
     }
     let mut lines = vec![head];
-    for rows in rows.chunks(sheet.workloads.len()) {
-        let mut line: Vec<String> = differ.iter().map(|(_, show)| show(&rows[0].point)).collect();
-        for row in rows {
+    for of_point in rows.chunks(sheet.workloads.len()) {
+        let point = &of_point[0].point;
+        let mut line: Vec<String> = differ.iter().map(|(_, show)| show(point)).collect();
+        for row in of_point {
             let rate = if is_large(row.workload) { row.mb_per_s() } else { row.iops() };
             line.push(format!("{rate:.0}"));
+            if compares_cores {
+                line.push(times_one_core(row, rows));
+            }
             line.extend([row.mean, row.p99].map(us));
             if wide {
                 line.push(format!("{:.1}", row.cpu_per_io.0 as f64 / 1e3));
@@ -191,10 +219,11 @@ fn us(time: Nanos) -> String {
 
 fn value(seed: u64, ops: u64, measured: &Measured) -> Value {
     let row = |row: &Row| {
-        let Point { hosts, volumes, disk, net, place, core_speed } = row.point;
+        let Point { hosts, cores, volumes, disk, net, place, core_speed } = row.point;
         json!({
-            "hosts": hosts, "volumes": volumes, "disk": disk.name(), "gbit": net.name(),
-            "clients": place.name(), "core_speed": core_speed, "workload": row.workload.name(),
+            "hosts": hosts, "cores": cores, "volumes": volumes, "disk": disk.name(),
+            "gbit": net.name(), "clients": place.name(), "core_speed": core_speed,
+            "workload": row.workload.name(),
             "operations": row.ops, "virtual_ns": row.span.0, "iops": row.iops(),
             "mb_per_s": row.mb_per_s(), "mean_ns": row.mean.0, "p99_ns": row.p99.0,
             "cpu_ns_per_io": row.cpu_per_io.0, "cpu": row.cpu, "disk_used": row.disk,

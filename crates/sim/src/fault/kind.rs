@@ -127,6 +127,8 @@ kinds! {
     /// A process killed, or its power lost, between two operations of its devices that were chosen
     /// beforehand: one had ended, one was under way.
     KillAtStep = "kill-at-step",
+    /// One shard of a host whose thread was not scheduled, while its siblings' were.
+    ShardStarved = "shard-starved",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a

@@ -272,9 +272,10 @@ impl Plan {
         // Those that cost the victim its disk or push other hosts' copies out have their runs.
         let fits = match kind {
             FaultKind::DiskEmptied => self.victim.is_some(),
-            FaultKind::AnswerLost | FaultKind::LaneStalled | FaultKind::OrderlyStop => {
-                self.victim.is_none()
-            }
+            FaultKind::AnswerLost
+            | FaultKind::LaneStalled
+            | FaultKind::OrderlyStop
+            | FaultKind::ShardStarved => self.victim.is_none(),
             FaultKind::PartitionAbrupt => self.on.has(FaultKind::Partition),
             _ => true,
         };
@@ -290,7 +291,18 @@ impl Plan {
             }
             // A way in which the partitions of this seed begin; what has moments of its own.
             FaultKind::PartitionAbrupt | FaultKind::KillAtMark | FaultKind::KillAtStep => {}
+            // See `Plan::of_shards`.
+            FaultKind::ShardStarved => {}
             _ => self.later_events.push(kind),
+        }
+    }
+
+    /// Hosts have up to so many shards: what can befall one of several does, or cannot.
+    pub(crate) fn of_shards(&mut self, shards: u8) {
+        if shards == 1 {
+            self.on = self.on.without(FaultKind::ShardStarved);
+        } else if self.on.has(FaultKind::ShardStarved) {
+            self.events.push(FaultKind::ShardStarved);
         }
     }
 
@@ -375,6 +387,22 @@ mod tests {
         }
         assert!((400..900).contains(&damaging), "{damaging}");
         assert_eq!(reached.kinds().count(), FaultKind::ALL.len() - ASPECTS.len());
+    }
+    #[test]
+    fn a_shard_is_starved_where_there_are_several() {
+        let kind = FaultKind::ShardStarved;
+        let starves = |shards| {
+            let plans = (0..400).map(|seed| Plan::of_seed(seed, 3, FaultSet::ALL));
+            let starves = |mut plan: Plan| {
+                plan.of_shards(shards);
+                assert_eq!(plan.on.has(kind), plan.events.contains(&kind));
+                assert!(!plan.on.has(kind) || plan.victim.is_none());
+                plan.on.has(kind)
+            };
+            plans.map(starves).filter(|starves| *starves).count()
+        };
+        assert_eq!(starves(1), 0);
+        assert!((80..200).contains(&starves(3)));
     }
     #[test]
     fn a_part_has_the_same_plan_with_something_muted() {
