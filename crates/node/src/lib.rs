@@ -12,7 +12,7 @@
 //! - `membership`: who is in the cluster, and how each is;
 //! - `volume_view`, `object_delete`, `volume_lock`: volumes, and having one to oneself;
 //! - `manage`: what people ask for; `care`: what nobody asks for;
-//! - `client_shard`, `admin::server`, `export`, `start`: what others ask of this host, and its life.
+//! - `client_shard`, `admin::server`, `export`, `start`: what others ask of this host, its life.
 
 mod admin;
 mod care;

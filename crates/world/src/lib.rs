@@ -74,8 +74,8 @@ pub trait World: Clone + 'static {
     }
     /// Spends CPU time on this shard: queues on the modelled core in `sim`, nothing in `real`.
     fn charge(&self, cpu: Nanos) -> impl Future<Output = ()>;
-    /// For how long this shard's core has worked since the shard began; what it has spent on looking
-    /// for more work is not in it.
+    /// For how long this shard's core has worked since the shard began, without what went into
+    /// looking for more work.
     fn core_time(&self) -> Nanos;
     /// This host's connections.
     fn net(&self) -> &Self::Net;

@@ -32,7 +32,7 @@ use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::ClusterRecord;
-use atoll_front::nbd::{HandOver, Served, Server};
+use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
     Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
     before, check_host_name, find_or_found,
@@ -45,7 +45,8 @@ use disks::Slots;
 use event_files::EventFiles;
 use futures_util::future::{FutureExt, try_join};
 use host::{HostNode, HostWorld};
-use meter::{MeteredVolumes, PEER};
+use meter::PEER;
+use shard::{RETRY_EVERY, STOP_WAIT};
 use shards::Shards;
 use std::cell::{OnceCell, RefCell};
 use std::path::Path;
@@ -54,14 +55,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
-
-/// Between attempts to reach the directory.
-const RETRY_EVERY: Duration = Duration::from_millis(250);
 /// How often tasks are looked at while there are any: as often as hosts tell of themselves.
 const TASKS_EVERY: Duration = Duration::from_secs(2);
-/// How long a stop waits for clients, and for what is handed over.
-const STOP_WAIT: Duration = Duration::from_secs(4);
 /// How long to rest when a client cannot be accepted (no file descriptors).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// What runs once the host serves.

@@ -7,7 +7,6 @@
 use super::disks::{self, Identity, Slots, Started};
 use super::host::{HostNode, HostStore, HostWorld};
 use super::meter::{Figures, Meter, MeteredVolumes, PEER};
-use super::{NbdServer, RETRY_EVERY, STOP_WAIT};
 use crate::bridge::ShardHandle;
 use crate::config::Config;
 use atoll_api::types::Group;
@@ -33,6 +32,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
+/// Where a shard's NBD clients are served.
+pub type NbdServer = Server<HostWorld, MeteredVolumes<HostWorld, HostNode>>;
+
+/// Between attempts to reach the directory.
+pub const RETRY_EVERY: Duration = Duration::from_millis(250);
+/// How long a stop waits for clients, and for what is handed over.
+pub const STOP_WAIT: Duration = Duration::from_secs(4);
 /// How often load is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
@@ -441,7 +447,7 @@ mod tests {
         let first = ClientPermit::take(&clients, 2).unwrap();
         let second = ClientPermit::take(&clients, 2).unwrap();
         assert!(ClientPermit::take(&clients, 2).is_none());
-        std::thread::spawn(move || drop(first)).join().unwrap();
+        std::thread::Builder::new().spawn(move || drop(first)).unwrap().join().unwrap();
         assert!(ClientPermit::take(&clients, 2).is_some());
         drop(second);
     }

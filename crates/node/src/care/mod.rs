@@ -1,6 +1,6 @@
 //! What a host does that nobody asks for: it hands damage to whoever repairs it, has objects healed
-//! that have no client, removes what is left over, scrubs its disk groups, and evens out the work of
-//! its shards.
+//! that have no client, removes what is left over, scrubs its disk groups, and evens out what its
+//! shards have to do.
 
 mod bad_blocks;
 mod layer_events;

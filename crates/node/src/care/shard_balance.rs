@@ -68,7 +68,7 @@ impl<W: World, S: Components> Node<W, S> {
                 let about = About { object: Some(object), ..About::default() };
                 self.note_about(Severity::Info, "owner-moved", about, message);
             }
-            // Whoever has become its owner serves it; the next look says whether it is still wanted.
+            // Whoever has become its owner serves it; the next look says whether it is wanted yet.
             _ => sometimes!("shards.owner_did_not_move"),
         }
     }

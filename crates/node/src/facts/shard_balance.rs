@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 const FULL: u64 = 850;
 /// A shard takes a volume up to this part of its core, in thousandths.
 const HAS_ROOM: u64 = 500;
-/// The fuller of the two must have at least so much less to do afterwards, in thousandths of a core:
-/// a move costs clients a few milliseconds, and what members do stays where their disks are.
+/// The fuller of the two must have so much less to do afterwards, in thousandths of a core: a move
+/// costs clients a few milliseconds, and what members do stays where their disks are.
 const GAIN_MIN: u64 = 100;
 
 /// What a shard has done so far.

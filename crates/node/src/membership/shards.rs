@@ -29,7 +29,9 @@ impl<W: World, S: Components> Node<W, S> {
             for Noted { severity, kind, about, message } in board.take_events() {
                 self.note_about(severity, &kind, about, message);
             }
-            self.world().sleep(BOARD_EVERY).await;
+            // Until all have told of themselves, the host is not published.
+            let every = if published.is_some() { BOARD_EVERY } else { BOARD_EVERY / 10 };
+            self.world().sleep(every).await;
         }
     }
 
