@@ -57,9 +57,6 @@ impl World for TokioWorld {
     fn random(&self) -> u64 {
         0
     }
-    fn core_time(&self) -> Nanos {
-        Nanos::ZERO
-    }
     async fn charge(&self, _: Nanos) {}
     fn net(&self) -> &Nothing {
         &self.nothing
