@@ -146,6 +146,10 @@ pub const FLAG_FORGET: u16 = 2;
 /// above `seq`.
 pub const FLAG_INCOMPLETE: u16 = 4;
 
+/// Set on a [`LogKind::Discard`] of a chunk that had been touched, or was about to be: that it was
+/// discarded must not be forgotten, also where nothing else of the chunk is left in the log.
+pub const FLAG_TOUCHED: u16 = 8;
+
 /// One operation in a batch, 64 bytes.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
@@ -156,7 +160,7 @@ pub struct Descriptor {
     pub kind: u8,
     /// Column of a parity leg, 0 in a mirror; in `Create` the capacity device.
     pub column: u8,
-    /// [`FLAG_FORCED`].
+    /// [`FLAG_FORCED`] and the others.
     pub flags: U16,
     /// First block.
     pub block: U32,

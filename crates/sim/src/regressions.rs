@@ -160,6 +160,16 @@ const TODAY: &[(u64, &str)] = &[
          after those of the next attempt, to the same place of the log",
     ),
     (
+        1_795_816_069_835,
+        "a discard was forgotten by a restart once all that it had superseded was trimmed from the \
+         log: a copy that came back kept the bytes from before",
+    ),
+    (
+        1_795_815_305_348,
+        "an object that a shard had given up for another was left without an owner: the shard that \
+         its record named had another one adopt it, which took the record's word",
+    ),
+    (
         1_795_778_986_030,
         "a copy whose damaged log promised an epoch above its volume's refused to be deleted (not \
          reached by this seed any more: scenario deleted-volume-was-ahead-of-the-directory)",

@@ -33,7 +33,7 @@ fn audit_queue<W: World>(group: &Group<W>, moment: &str) {
     for item in queue.in_flight.iter().chain(&queue.items) {
         let (local, chunk) = match &item.effect {
             Effect::Nothing => continue,
-            Effect::Append { local, op } | Effect::Place { local, op, .. } => {
+            Effect::Append { local, op, .. } | Effect::Place { local, op, .. } => {
                 let before = newest.insert(*local, op.id.seq).unwrap_or_default();
                 assert!(before < op.id.seq, "{moment}: {:?} behind {before:?}", op.id);
                 (*local, Some(op.range.chunk()))

@@ -155,7 +155,8 @@ impl<W: World> Store<W> {
         }
         let writes = op.kind == OpKind::Write;
         state.expire_holds(self.group.world.now());
-        state.reserve(local, op.range, writes, op.kind == OpKind::Discard)?;
+        let discards = op.kind == OpKind::Discard;
+        let leaves_trace = state.reserve(local, op.range, writes, discards)?;
         // A whole chunk into a new slot, if there is one to spare: half the bytes (S14).
         let place = (writes && u32::from(op.range.count) == BLOCKS_PER_CHUNK)
             .then(|| state.place(local))
@@ -174,7 +175,7 @@ impl<W: World> Store<W> {
         }
         drop(state);
         let Some((slot, device, at)) = place else {
-            return Ok((local, self.queue(Effect::Append { local, op })?));
+            return Ok((local, self.queue(Effect::Append { local, op, leaves_trace })?));
         };
         let mut op = op;
         let payload = std::mem::take(&mut op.payload);

@@ -563,3 +563,41 @@ fn a_batch_takes_all_that_waited_and_large_writes_fit() {
         assert_eq!(read.payload.iter().map(|b| b.len()).sum::<usize>(), 255 * 4096);
     });
 }
+
+/// A discard outlives in the log what it has superseded, and is all that says that its chunk has
+/// changed since.
+#[test]
+fn a_discard_whose_chunk_has_left_the_log_is_still_listed_as_a_change() {
+    // A crash after each operation of the devices while the log is moved home.
+    let mut left_the_log = 0;
+    for more in 0.. {
+        let m = Machine::new(1, &formatted_with_log(64 << 20));
+        let store = m.store();
+        let written = m.world.run(async {
+            let session = make(&store, 1, 100_000).await.expect("made");
+            let write = async |seq: u64, start: u32| {
+                let ids: Vec<u64> = (0..128).map(|b| seq * 1000 + b).collect();
+                store.append(ID, session, write_op(seq, start, &ids)).await.expect("written");
+            };
+            write(50, 256).await;
+            // More of other chunks than is moved home in one round.
+            for n in 0..32 {
+                write(51 + n, 1024 + n as u32 * 256).await;
+            }
+            let discard = plain_op(OpKind::Discard, 90, 256, 256);
+            store.append(ID, session, discard).await.expect("discarded");
+        });
+        written.expect("no crash yet");
+        m.world.crash_at(m.world.ops() + more);
+        m.world.pass(Nanos::from_secs(5));
+        let after = Machine::new(2, &m.crash(&mut Rng(more))).store();
+        let listed = after.chunks_since(ID, Seq(89), 0, 9);
+        assert_eq!(listed, Ok(vec![(1, Seq(90))]), "after {more} operations");
+        after.audit().expect("adds up");
+        left_the_log += u32::from((20..60).contains(&after.space().log_fill));
+        if !m.world.crashed() {
+            break;
+        }
+    }
+    assert!(left_the_log > 0, "everything went home in one go");
+}

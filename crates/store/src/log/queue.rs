@@ -22,6 +22,8 @@ pub(crate) enum Effect {
     Append {
         local: u32,
         op: ComponentOp,
+        /// Not of a discard of what was never touched.
+        leaves_trace: bool,
     },
     /// A write whose bytes go, or have gone, to a slot.
     Place {
@@ -178,7 +180,7 @@ impl LogQueue {
     /// Whether an operation that is not durable yet touches block `block` of a component.
     pub(crate) fn touches(&self, of: u32, block: u32) -> bool {
         self.items.iter().chain(&self.in_flight).any(|item| match &item.effect {
-            Effect::Append { local, op } | Effect::Place { local, op, .. } => {
+            Effect::Append { local, op, .. } | Effect::Place { local, op, .. } => {
                 *local == of && op.range.start <= block && block < op.range.end()
             }
             Effect::CopyIn { local, blocks, .. } => {

@@ -21,8 +21,8 @@ use crate::state::apply::{BatchPlace, payload_crcs};
 use atoll_format::checksum::crc;
 use atoll_format::log::{
     BATCH_BLOCKS_MAX, BATCH_CRCS_MAX, BATCH_OPS_MAX, BatchHead, DESCRIPTOR_LEN, Descriptor,
-    FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE, FooterBuilder, HEAD_LEN, LogKind, SegmentHeader,
-    decode_batch, header_blocks, seal_batch,
+    FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE, FLAG_TOUCHED, FooterBuilder, HEAD_LEN, LogKind,
+    SegmentHeader, decode_batch, header_blocks, seal_batch,
 };
 use atoll_format::op::{BlockState, OpKind};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK, CHUNK, SEQ_MAX};
@@ -300,7 +300,7 @@ fn encode(
             crcs.extend_from_slice(&op.crcs);
             ops.push(d);
         }
-        Effect::Append { local, op } => {
+        Effect::Append { local, op, leaves_trace } => {
             let kind = match op.kind {
                 OpKind::Write => LogKind::Write,
                 OpKind::Zero => LogKind::Zero,
@@ -320,6 +320,9 @@ fn encode(
                 }
                 data.extend(op.payload.iter().cloned());
                 *payload_blocks += u32::from(op.range.count);
+            }
+            if op.kind == OpKind::Discard && *leaves_trace {
+                d.flags = FLAG_TOUCHED.into();
             }
             ops.push(d);
         }
@@ -506,7 +509,7 @@ fn count(state: &mut State, item: &QueuedOp) {
             state.counters.bytes_written += u64::from(op.range.count) * BLOCK;
             state.unqueue(*local, op.range.chunk());
         }
-        Effect::Append { local, op } => {
+        Effect::Append { local, op, .. } => {
             state.counters.ops_written += 1;
             if op.kind == OpKind::Write {
                 state.counters.bytes_written += u64::from(op.range.count) * BLOCK;

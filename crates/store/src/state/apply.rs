@@ -13,7 +13,9 @@ use super::log_index::DestageNote;
 use super::table::is_present;
 use atoll_format::chunk::NONE;
 use atoll_format::id::{ClientId, ComponentId, Epoch, ObjectId, OpId, Seq, Session, Ticket};
-use atoll_format::log::{Descriptor, FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE, LogKind};
+use atoll_format::log::{
+    Descriptor, FLAG_FORCED, FLAG_FORGET, FLAG_INCOMPLETE, FLAG_TOUCHED, LogKind,
+};
 use atoll_format::op::{BlockRange, BlockState, OpKind, OpRecord};
 use atoll_format::units::{BLOCKS_PER_CHUNK, SEQ_MAX};
 use atoll_world::components::ComponentSpec;
@@ -264,7 +266,9 @@ impl State {
         // A discard of what no member has ever had leaves no trace. One that is copied does: who
         // was away has the bytes from before it, and learns from this copy what has changed since.
         let is_copied = op.flags.get() & FLAG_FORCED != 0 && seq > Seq(0);
-        let leaves_trace = touched || state != BlockState::Absent || is_copied;
+        // What was there before it may have been trimmed from the log since, superseded by it.
+        let was_touched = touched || op.flags.get() & FLAG_TOUCHED != 0;
+        let leaves_trace = was_touched || state != BlockState::Absent || is_copied;
         if !leaves_trace || is_forgotten(state) {
             return;
         }

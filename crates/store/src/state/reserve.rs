@@ -15,7 +15,7 @@ use atoll_world::{Nanos, sometimes};
 
 impl State {
     /// Sets aside what an operation on `range` may need at its destage, and notes that it is
-    /// queued.
+    /// queued. Whether it may leave a trace: a discard of what was never touched does not.
     ///
     /// # Errors
     /// [`StoreError::Full`]: nothing was changed.
@@ -25,7 +25,7 @@ impl State {
         range: BlockRange,
         writes: bool,
         discards: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         assert!(range.is_valid(), "{range:?}");
         assert!(!(writes && discards), "an operation that only discards writes");
         assert!(!self.recovering, "the maps of slots and pages are not built yet");
@@ -39,7 +39,6 @@ impl State {
             (h.reserved.has_entry(), h.reserved.has_page(), h.reserved.has_slot())
         });
         let partial = u32::from(range.count) < BLOCKS_PER_CHUNK;
-        // A discard of what was never written leaves no trace.
         let leaves_trace = !(discards && untouched);
         let slot_taken = known.is_some_and(|h| h.reserved.is_slot_taken());
         if writes && slot_taken {
@@ -65,7 +64,7 @@ impl State {
         assert!(!writes || has_page, "no page for a write to chunk {chunk}");
         let has_entry = is_present(&entry) || hot.reserved.has_entry();
         assert!(!leaves_trace || has_entry, "no entry for an operation on chunk {chunk}");
-        Ok(())
+        Ok(leaves_trace)
     }
 
     /// Takes a slot for a whole chunk that is written past the log: its number, the device of the
