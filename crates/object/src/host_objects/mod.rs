@@ -256,6 +256,10 @@ impl<W: World, S: Components> HostObjects<W, S> {
     pub async fn release(&self, object: ObjectId) {
         let Some(owner) = self.owner(object) else { return };
         self.wait_until_idle(&owner).await;
+        if owner.is_stopped() {
+            // Another host was faster; this one may be taking it back already.
+            return;
+        }
         let until = self.world().now() + HAND_OVER_MAX;
         self.0.table.pause(object, until, "its owner moves to another shard".into());
         self.stop_owner(&owner).await;
