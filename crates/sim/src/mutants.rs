@@ -43,6 +43,8 @@ macro_rules! mutants {
 }
 
 mutants! {
+    "member.session_not_checked", "R19", [StaleDisk],
+        "reads, tags and lists of changes are answered for sessions that are over";
     "leg.one_ack_is_enough", "R4", [Kill],
         "a write is acknowledged when one member has it";
     "leg.nothing_is_sent_again", "R2", [ConnectionLost],
