@@ -954,12 +954,12 @@ mod tests {
         (
             "[host]\nnmae = \"a\"\n",
             "atoll.toml:2: unknown key 'nmae' in [host]",
-            "did you mean 'name'? accepted: name, fault_domain, data_dir",
+            "did you mean 'name'? accepted: name, fault_domain, data_dir, shards",
         ),
         (
             "[host]\nfailure_domain = \"a\"\n",
             "atoll.toml:2: unknown key 'failure_domain' in [host]",
-            "it is called 'host.fault_domain' now; accepted: name, fault_domain, data_dir",
+            "it is called 'host.fault_domain' now; accepted: name, fault_domain, data_dir, shards",
         ),
         (
             "\n[hosts]\nname = \"a\"\n",
@@ -1019,7 +1019,7 @@ mod tests {
         (
             "host = 3\n",
             "atoll.toml:1: 'host' is a section, not a value",
-            "accepted inside: name, fault_domain, data_dir",
+            "accepted inside: name, fault_domain, data_dir, shards",
         ),
         (
             "[network]\napi = \"localhost\"\n",

@@ -916,7 +916,7 @@ fn a_bad_configuration_is_refused_with_its_line() {
         done.err,
         format!(
             "error[E0003]: {file}:3: unknown key 'colour' in [host]\n\
-             hint: accepted: name, fault_domain, data_dir\n"
+             hint: accepted: name, fault_domain, data_dir, shards\n"
         )
     );
     std::fs::write(&path, "[host]\nname = \"h\"\n").unwrap();
@@ -980,7 +980,7 @@ fn clusters_of_modelled_hardware_are_measured() {
         let more = ["--ops", "100", "--disk", "hdd", "-o", format];
         let done = said(program(None, &[&words[..], &more].concat()).output().unwrap());
         assert_eq!(done.code, 0, "{}{}", done.out, done.err);
-        assert!(done.err.contains("2 of 2: hosts 2, volumes 1, hdd, "), "{}", done.err);
+        assert!(done.err.contains("2 of 2: hosts 2, cores 1, volumes 1, hdd, "), "{}", done.err);
         done.out
     };
     let rows: serde_json::Value = serde_json::from_str(&measured("json")).unwrap();
