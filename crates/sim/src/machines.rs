@@ -1101,6 +1101,11 @@ impl Machines {
         }
     }
 
+    /// Whether everything has healed.
+    pub fn has_healed(&self) -> bool {
+        self.0.healed.get()
+    }
+
     /// Ends every ailment: all hosts up, all links whole, all disks as they should be, no more
     /// events.
     pub fn heal(&self) {
