@@ -486,9 +486,9 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    /// Moves owners from shard to shard of a host, as that does when one is full, at any moment until
-    /// everything heals: each move writes to the logs of members, which move their blocks home when
-    /// nobody writes.
+    /// Moves owners from shard to shard of a host, as that does when one is full, at any moment
+    /// until everything heals: each move writes to the logs of members, which move their blocks
+    /// home when nobody writes.
     async fn move_owners(self, shards: Vec<Node<SimWorld, T::Store>>, world: SimWorld) {
         while !self.0.machines.has_healed() {
             world.sleep(Nanos::from_ms(200 + world.random() % 4_000)).await;
