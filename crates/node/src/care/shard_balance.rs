@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 const SPAN: Nanos = Nanos::from_secs(5);
 /// After a move nothing else is moved for so long: its effect is to show first.
 const REST: Nanos = Nanos::from_secs(15);
-
 /// How long the shard that is to take an owner connects to the copies, while that still serves.
 const CONNECT_MAX: Nanos = Nanos::from_ms(500);
 
@@ -26,7 +25,7 @@ impl<W: World, S: Components> Node<W, S> {
         assert!(self.is_first_shard(), "shard 0 looks at all of them");
         let (mut before, mut wanted) = (self.all_work(), None);
         let mut began = self.world().now();
-        loop {
+        while !self.0.stopping.get() {
             self.world().sleep(SPAN).await;
             let (after, now) = (self.all_work(), self.world().now());
             let found = next_move(&before, &after, now.since(began));

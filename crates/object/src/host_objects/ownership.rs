@@ -55,6 +55,9 @@ impl<W: World, S: Components> HostObjects<W, S> {
     /// # Errors
     /// Why not: somebody else became the owner, or it cannot be taken over now.
     pub async fn take_released(&self, object: ObjectId, from: Addr) -> Result<(), String> {
+        if self.0.stopping.get() {
+            return Err("this host is stopping".into());
+        }
         // It may have been this shard's a moment ago.
         self.0.table.end_pause(object);
         match self.take_from(object, from).await {
