@@ -12,7 +12,7 @@ use atoll_world::{Nanos, World};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use support::{Halves, TokioWorld};
+use support::{Halves, TokioWorld, run, sleep};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 
 const SIZE: u64 = 1 << 20;
@@ -154,19 +154,6 @@ fn request(command: u8, cookie: u64, at: u64, len: u32) -> Vec<u8> {
 }
 fn disc() -> Vec<u8> {
     request(2, 0, 0, 0)
-}
-
-/// Runs `test` in virtual time; no test takes an hour of it.
-fn run(test: impl Future<Output = ()>) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).build().expect("a clock");
-    let hour = tokio::time::Duration::from_secs(3600);
-    let all = async { tokio::time::timeout(hour, test).await.expect("it hangs") };
-    tokio::task::LocalSet::new().block_on(&runtime, all);
-}
-
-async fn sleep(ms: u64) {
-    tokio::time::sleep(tokio::time::Duration::from_millis(ms)).await;
 }
 
 /// A small generator of its own: the same numbers for ever.

@@ -14,7 +14,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use support::{Halves, TokioWorld, Troubled, ended};
+use support::{Halves, TokioWorld, Troubled, ended, run, sleep};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::task::JoinHandle;
 
@@ -120,19 +120,6 @@ impl Client {
         drop(stream);
         ended
     }
-}
-
-/// Runs `test` in virtual time; no test takes an hour of it.
-fn run(test: impl Future<Output = ()>) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).build().expect("a clock");
-    let hour = tokio::time::Duration::from_secs(3600);
-    let all = async { tokio::time::timeout(hour, test).await.expect("it hangs") };
-    tokio::task::LocalSet::new().block_on(&runtime, all);
-}
-
-async fn sleep(ms: u64) {
-    tokio::time::sleep(tokio::time::Duration::from_millis(ms)).await;
 }
 
 #[test]

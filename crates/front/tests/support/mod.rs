@@ -241,3 +241,17 @@ pub fn grow(volume: &MemoryVolume) {
     let info = volume.info();
     volume.set_info(VolumeInfo { size_bytes: info.size_bytes * 2, ..info });
 }
+
+/// Runs `test` in virtual time; no test takes an hour of it.
+pub fn run(test: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build().expect("a clock");
+    let hour = Duration::from_secs(3600);
+    let all = async { tokio::time::timeout(hour, test).await.expect("it hangs") };
+    tokio::task::LocalSet::new().block_on(&runtime, all);
+}
+
+/// Lets so many milliseconds pass.
+pub async fn sleep(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
