@@ -676,6 +676,44 @@ impl Meter {
     }
 }
 
+/// A cluster as a point says, whose cores take so many thousandths of what the product charges.
+fn cluster(
+    seed: u64,
+    point: Point,
+    log_bytes: u64,
+    per_mille: u64,
+) -> (Cluster<RealStorage>, Machines) {
+    let copies = u64::from(point.volumes) * u64::from(point.copies_each());
+    let hardware = Hardware {
+        hosts: point.hosts,
+        cores: point.cores as u8,
+        disks: point.cores,
+        // Free places for chunks that are written anew; what holds nothing costs nothing.
+        disk_bytes: DISK_MIN + 2 * log_bytes + 4 * copies * VOLUME_BYTES,
+        disk: point.disk.profile(),
+        net: point.net.profile(),
+    };
+    let machines = Machines::new(seed, hardware, Trace::new(false));
+    let cores = (0..point.hosts).flat_map(|host| machines.cores(host));
+    cores.for_each(|core| core.set_cost(per_mille));
+    let policy = Policy { failures_to_tolerate: point.copies_each() as u8 - 1, ..Policy::DEFAULT };
+    let spec = ClusterSpec {
+        volumes: vec![(VOLUME_BYTES, policy); usize::from(point.volumes)],
+        clients: Vec::new(),
+        placement: Some((0..point.volumes).map(|v| vec![point.copies(v)]).collect()),
+        ops: 0,
+        repair_delay_s: 3600,
+        administered: false,
+        calm: false,
+        diskless: false,
+        emptied: false,
+        shards: Shards::DiskEach(point.cores as u8),
+        history: None,
+    };
+    let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));
+    (cluster, machines)
+}
+
 /// Runs `workload` at `point`: `each` I/Os a volume, after a quarter as many.
 fn observe(
     seed: u64,
@@ -693,33 +731,7 @@ fn observe(
     let groups = u64::from(point.hosts) * u64::from(point.cores);
     let logged = logged * copies.div_ceil(groups) * LOG_BYTES_PER_BLOCK;
     let log_bytes = (logged * 3).max(1).next_multiple_of(LOG_STEP);
-    let hardware = Hardware {
-        hosts: point.hosts,
-        cores: point.cores as u8,
-        disks: point.cores,
-        // Free places for chunks that are written anew; what holds nothing costs nothing.
-        disk_bytes: DISK_MIN + 2 * log_bytes + 4 * copies * VOLUME_BYTES,
-        disk: point.disk.profile(),
-        net: point.net.profile(),
-    };
-    let machines = Machines::new(seed, hardware, Trace::new(false));
-    let cores = (0..point.hosts).flat_map(|host| machines.cores(host));
-    cores.for_each(|core| core.set_cost(costs.per_mille));
-    let policy = Policy { failures_to_tolerate: point.copies_each() as u8 - 1, ..Policy::DEFAULT };
-    let spec = ClusterSpec {
-        volumes: vec![(VOLUME_BYTES, policy); usize::from(point.volumes)],
-        clients: Vec::new(),
-        placement: Some((0..point.volumes).map(|v| vec![point.copies(v)]).collect()),
-        ops: 0,
-        repair_delay_s: 3600,
-        administered: false,
-        calm: false,
-        diskless: false,
-        emptied: false,
-        shards: Shards::DiskEach(point.cores as u8),
-        history: None,
-    };
-    let cluster = Cluster::new(machines.clone(), spec, RealStorage::new(log_bytes));
+    let (cluster, machines) = cluster(seed, point, log_bytes, costs.per_mille);
     let meter = Rc::new(Meter {
         machines: machines.clone(),
         workload,
@@ -778,4 +790,47 @@ async fn run(
     }
     ended.await;
     meter.result.take().expect("it has ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loop that looks at the shards, on cores that have really been used.
+    #[test]
+    fn owners_move_from_a_shard_that_is_full_to_one_that_is_not() {
+        let point = Point { hosts: 1, volumes: 4, cores: 2, ..Point::DEFAULT };
+        // Slow cores: eight writes at once fill one.
+        let (cluster, machines) = cluster(0, point, 64 << 20, 400_000);
+        let executor = machines.executor().clone();
+        let test = async move {
+            cluster.set_up().await.expect("nothing goes wrong");
+            let node = cluster.shards(0)[0].clone();
+            // Their copies are on the first shard, too: the second has nothing to do.
+            for v in [0, 2] {
+                let volume = node.open(&volume_name(v)).await.expect("it is there");
+                for client in 0..4 {
+                    let volume = volume.clone();
+                    executor.spawn(LifeId::HARNESS, async move {
+                        loop {
+                            let data = vec![Buf::zeros(BLOCK as usize)];
+                            if volume.write(client * BLOCK, data).await.is_err() {
+                                return;
+                            }
+                        }
+                    });
+                }
+            }
+            let on_second = |cluster: &Cluster<RealStorage>| {
+                let owners = cluster.objects().into_iter().filter_map(|object| object.owner);
+                owners.filter(|owner| owner.shard == 1).count()
+            };
+            cluster.wait(Nanos::from_secs(4)).await;
+            assert_eq!(on_second(&cluster), 0, "clients and owners are on the first shard");
+            cluster.wait(Nanos::from_secs(26)).await;
+            assert_eq!(on_second(&cluster), 1, "one has moved, and the rest waits for its effect");
+        };
+        machines.executor().block_on(VIRTUAL_MAX, test).expect("it ends");
+        machines.shutdown();
+    }
 }
