@@ -153,6 +153,9 @@ pub struct DiskCounts {
     pub unaligned_pieces: u64,
 }
 
+/// How long a disk that has healed may still be busy with what it was asked before.
+const HEALED_QUEUE: Nanos = Nanos::from_secs(1);
+
 /// A disk of a host; clones are the same disk, and it outlives the lives of its host.
 #[derive(Clone)]
 pub struct SimDisk(Rc<RefCell<Media>>, Opened);
@@ -598,6 +601,31 @@ impl SimDisk {
     /// From now on operations take that many times as long.
     pub fn set_slow(&self, factor: u64) {
         self.0.borrow_mut().slow_factor = factor.max(1);
+    }
+
+    /// Works from now on as one does that has never had a fault. What a slow operation left in its
+    /// queue for longer than [`HEALED_QUEUE`] is done at once: single slow operations of a slow
+    /// disk last for minutes, and a disk with those still before it has not healed.
+    pub fn heal(&self) {
+        self.set_rates(DiskRates::default());
+        self.set_slow(1);
+        self.set_gone(false);
+        self.set_hung(false);
+        let late: Vec<u64> = {
+            let mut media = self.0.borrow_mut();
+            let now = media.executor.now();
+            let last = media.channels.iter().copied().fold(media.bus, Nanos::max);
+            if last.since(now) <= HEALED_QUEUE {
+                return;
+            }
+            let booked = media.channels.iter().fold(Nanos::ZERO, |sum, free| sum + free.since(now));
+            media.booked.0 = media.booked.0 - booked;
+            media.booked.1 = media.booked.1 - media.bus.since(now);
+            media.channels.iter_mut().for_each(|free| *free = now.min(*free));
+            media.bus = now.min(media.bus);
+            media.pending.keys().copied().collect()
+        };
+        late.into_iter().for_each(|id| self.complete(id));
     }
 
     /// Stops answering, or goes on with what it was asked meanwhile.
@@ -1078,6 +1106,25 @@ mod tests {
         assert_eq!(bad, 1);
         for kind in [FaultKind::BitFlip, FaultKind::LostWrite, FaultKind::MisdirectedWrite] {
             assert_eq!(b.faults.count(kind), 1, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_healed_disk_has_nothing_of_minutes_left_in_its_queue() {
+        let b = bench(1);
+        b.disk.set_rates(DiskRates { slow: 1_000_000, ..DiskRates::default() });
+        b.disk.set_slow(700);
+        let d = b.disk.clone();
+        let slow = async move { d.read(0, 4096).await };
+        let end = b.ex.now() + Nanos::from_ms(500);
+        assert!(b.ex.block_on(end, slow).is_err());
+        let reads = b.disk.counts().reads;
+        b.disk.heal();
+        assert_eq!(b.disk.counts().reads, reads + 1);
+        for page in 0..64 {
+            let t0 = b.ex.now();
+            b.read(page);
+            assert!(b.ex.now().since(t0) < Nanos::from_ms(1));
         }
     }
 

@@ -1124,10 +1124,7 @@ impl Machines {
                 self.starve(host, 1);
             }
             for disk in self.disks(host) {
-                disk.set_rates(DiskRates::default());
-                disk.set_slow(1);
-                disk.set_gone(false);
-                disk.set_hung(false);
+                disk.heal();
             }
             self.resume(host);
             (0..self.shards(host)).for_each(|shard| self.resume_shard(host, shard));

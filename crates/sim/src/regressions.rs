@@ -155,6 +155,20 @@ const TODAY: &[(u64, &str)] = &[
          later kept the bytes from before",
     ),
     (
+        1_795_778_986_030,
+        "a copy whose damaged log promised an epoch above its volume's refused to be deleted (not \
+         reached by this seed any more: scenario deleted-volume-was-ahead-of-the-directory)",
+    ),
+];
+
+/// A run with all there was on 2026-11-27: hosts of several shards.
+fn with_shards() -> Options {
+    Options { features: as_today().features.and(Features::SHARDS), ..as_today() }
+}
+
+/// The same, of it.
+const SHARDED: &[(u64, &str)] = &[
+    (
         1_795_813_377_521,
         "(in the simulator) a write of an attempt to open a disk group that had been given up came \
          after those of the next attempt, to the same place of the log",
@@ -165,14 +179,14 @@ const TODAY: &[(u64, &str)] = &[
          log: a copy that came back kept the bytes from before",
     ),
     (
+        1_795_824_608_760,
+        "the simulator: a single slow read of a slow disk took 16 s, also after everything healed, \
+         and its disk group failed in the end",
+    ),
+    (
         1_795_815_305_348,
         "an object that a shard had given up for another was left without an owner: the shard that \
          its record named had another one adopt it, which took the record's word",
-    ),
-    (
-        1_795_778_986_030,
-        "a copy whose damaged log promised an epoch above its volume's refused to be deleted (not \
-         reached by this seed any more: scenario deleted-volume-was-ahead-of-the-directory)",
     ),
 ];
 
@@ -183,9 +197,10 @@ pub fn all() -> Vec<(u64, &'static str, Options)> {
     let since = SINCE.iter().map(|&(seed, what)| (seed, what, as_since()));
     let lately = LATELY.iter().map(|&(seed, what)| (seed, what, as_lately()));
     let today = TODAY.iter().map(|&(seed, what)| (seed, what, as_today()));
+    let sharded = SHARDED.iter().map(|&(seed, what)| (seed, what, with_shards()));
     let beyond = Options { beyond: true, ..as_lately() };
     let retry =
         "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
-    let all = first.chain(later).chain(since).chain(lately).chain(today);
+    let all = first.chain(later).chain(since).chain(lately).chain(today).chain(sharded);
     all.chain([(1_795_485_690_215, retry, beyond)]).collect()
 }
