@@ -9,13 +9,14 @@ use crate::cluster::{Cluster, Storage};
 use crate::executor::LifeId;
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
+use crate::spread_volume::{SpreadVolume, shown_bytes, spread_bytes};
 use crate::workload::{Book, Clear};
 use crate::world::SimWorld;
-use atoll_format::units::CHUNK;
+use atoll_format::units::{BLOCK, CHUNK};
 use atoll_node::{CountedVolume, CreateVolume, ManageError, Node, Resize};
 use atoll_world::Nanos;
 use atoll_world::sync::oneshot;
-use atoll_world::volume::{VolumeError, Volumes};
+use atoll_world::volume::{Volume, VolumeError, Volumes};
 use futures_util::future::{Either, select};
 use std::future::Future;
 use std::pin::pin;
@@ -24,7 +25,7 @@ use std::pin::pin;
 const PATIENCE: Nanos = Nanos::from_secs(20);
 /// How long a lock outlives whoever took it: an interrupted one is looked for every five seconds.
 const LOCKED_MAX: Nanos = Nanos::from_secs(90);
-/// The largest volume made, in chunks.
+/// The largest volume made, in chunks; only these are used of a thin one.
 const CHUNKS_MAX: u64 = 6;
 /// How fast a scrub that was asked for reads, in bytes per second: slow, so that it meets faults.
 const SCRUB_RATE: (u64, u64) = (256 << 10, 16 << 20);
@@ -90,13 +91,13 @@ impl<T: Storage> Cluster<T> {
         let _ = self.patiently(life, scrub).await;
     }
 
-    /// Makes a volume of at most [`CHUNKS_MAX`].
+    /// Makes a volume that shows so many bytes, at most [`CHUNKS_MAX`].
     pub(crate) async fn make(&self, host: u16, size_bytes: u64) {
         let Some((node, life)) = self.program(host) else { return };
         let name = format!("side{}", self.admin().volumes.borrow().len());
         let create = CreateVolume {
             name: name.clone(),
-            size_bytes,
+            size_bytes: spread_bytes(size_bytes, self.spec().stride),
             policy: None,
             prefer: None,
             dry_run: false,
@@ -131,7 +132,7 @@ impl<T: Storage> Cluster<T> {
         self.admin().there.set(was_there && refused);
     }
 
-    /// Makes the last one larger or smaller, by whole chunks.
+    /// Makes the last one show more or less, by whole chunks.
     pub(crate) async fn resize(&self, host: u16, size_bytes: u64) {
         let Some((node, life)) = self.program(host) else { return };
         let (name, book) = self.last();
@@ -141,7 +142,8 @@ impl<T: Storage> Cluster<T> {
         // there may happen in part.
         let zeros = (rest > 0).then(|| book.cleared_from(first, rest));
         self.admin().resizing.set(true);
-        let resize = Resize { size_bytes, may_shrink: true, dry_run: false };
+        let spread = spread_bytes(size_bytes, self.spec().stride);
+        let resize = Resize { size_bytes: spread, may_shrink: true, dry_run: false };
         let of = name.clone();
         let call = async move { node.resize_volume(&of, resize, None).await };
         let resized = self.patiently(life, call).await;
@@ -165,6 +167,7 @@ impl<T: Storage> Cluster<T> {
         let (name, book) = self.last();
         let open = async move { node.open(&name).await };
         let Some(Ok(volume)) = self.patiently(life, open).await else { return };
+        let volume = SpreadVolume { volume, stride: self.spec().stride };
         let sectors = CHUNKS_MAX * CHUNK / SECTOR as u64;
         for _ in 0..rng.within(1, 4) {
             let len = rng.within(1, 64) as u32;
@@ -208,7 +211,8 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    /// After everything has healed: what is left shows the same through every host.
+    /// After everything has healed: what is left shows the same through every host, and zeros
+    /// where nobody has written.
     pub(crate) async fn read_back_side_volume(&self) -> Result<(), String> {
         if !self.admin().there.get() {
             return Ok(());
@@ -217,10 +221,20 @@ impl<T: Storage> Cluster<T> {
         for host in 0..self.machines().hosts() {
             let node = self.node(host).ok_or_else(|| format!("h{host} is not up"))?;
             let view = node.volume(&name).await.map_err(|e| format!("{name}: {e}"))?;
-            let sectors = (view.record.size_bytes / SECTOR as u64) as u32;
+            let (size, stride) = (view.record.size_bytes, self.spec().stride);
+            let sectors = (shown_bytes(size, stride) / SECTOR as u64) as u32;
             let volume = self.open_once_unlocked(&node, &name).await?;
+            let told = |e: VolumeError| format!("{name} read back through h{host}: {e}");
+            let unused = |chunk: &u64| stride > 1 && chunk % stride == stride / 2;
+            for chunk in (0..size / CHUNK).filter(unused) {
+                let pieces = volume.read(chunk * CHUNK, BLOCK as u32).await.map_err(told)?;
+                if pieces.iter().any(|piece| piece.iter().any(|&byte| byte != 0)) {
+                    return Err(format!("{name} has bytes in chunk {chunk}, which nobody wrote"));
+                }
+            }
+            let volume = SpreadVolume { volume, stride };
             let read = book.read(&volume, 1_000_000 + u32::from(host), 0, sectors).await;
-            read.map_err(|e| format!("{name} read back through h{host}: {e}"))?;
+            read.map_err(told)?;
         }
         Ok(())
     }

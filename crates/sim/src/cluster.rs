@@ -133,6 +133,8 @@ pub struct ClusterSpec {
     pub repair_delay_s: u32,
     /// An administrator makes, resizes and deletes volumes meanwhile.
     pub administered: bool,
+    /// Of so many chunks of such a volume its clients use one.
+    pub stride: u64,
     /// Nothing goes wrong: every operation is answered soon, and nothing is to be told.
     pub calm: bool,
     /// A host whose disks cannot be opened serves without them.
@@ -188,6 +190,7 @@ impl ClusterSpec {
             ops,
             repair_delay_s,
             administered: false,
+            stride: 1,
             calm: false,
             diskless: false,
             emptied: false,
@@ -396,6 +399,10 @@ impl<T: Storage> Cluster<T> {
 
     pub(crate) fn machines(&self) -> &Machines {
         &self.0.machines
+    }
+
+    pub(crate) fn spec(&self) -> &ClusterSpec {
+        &self.0.spec
     }
 
     pub(crate) fn admin(&self) -> &Admin {

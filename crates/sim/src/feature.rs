@@ -45,6 +45,9 @@ impl Features {
     /// Hosts have up to three shards, another number in each of their lives; the disk group is on
     /// any of them, and so are clients.
     pub const SHARDS: Self = Self(16384);
+    /// The administrator's volumes are larger than a disk group: what is used of them lies far
+    /// apart.
+    pub const THIN: Self = Self(32768);
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -61,7 +64,8 @@ impl Features {
         .and(Self::SINGLE)
         .and(Self::DISKLESS)
         .and(Self::CALM)
-        .and(Self::SHARDS);
+        .and(Self::SHARDS)
+        .and(Self::THIN);
 
     /// These and those.
     #[must_use]

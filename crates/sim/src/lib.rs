@@ -56,6 +56,7 @@ pub mod run;
 pub mod scale;
 pub mod scenario;
 pub mod shrink;
+mod spread_volume;
 pub mod step;
 pub mod storage;
 pub mod timeline;

@@ -173,6 +173,9 @@ impl Setup {
             plan.make_harsher(HARSHER);
         }
         cluster.administered = draw(Features::ADMINISTRATOR, "administered") && !options.beyond;
+        if draw(Features::THIN, "thin") {
+            cluster.stride = *Rng::named(seed, "stride").pick(&[40, 100, 300]);
+        }
         if draw(Features::SHARDS, "shards") {
             cluster.shards = Shards::UpTo(SHARDS_MAX);
         }

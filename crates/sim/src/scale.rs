@@ -704,6 +704,7 @@ fn cluster(
         ops: 0,
         repair_delay_s: 3600,
         administered: false,
+        stride: 1,
         calm: false,
         diskless: false,
         emptied: false,

@@ -191,6 +191,7 @@ pub fn play(text: &str) -> Result<String, String> {
         ops: u64::MAX,
         repair_delay_s: first.span("repair")?.map_or(3600, |s| s.as_secs_f64() as u32),
         administered: false,
+        stride: 1,
         calm: false,
         diskless: false,
         emptied: false,

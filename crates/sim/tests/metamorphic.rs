@@ -99,6 +99,7 @@ fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T
         ops: OPS,
         repair_delay_s: 3600,
         administered: false,
+        stride: 1,
         calm: false,
         diskless: false,
         emptied: false,
