@@ -102,6 +102,18 @@ pub struct About {
     pub cause: String,
 }
 
+impl About {
+    /// An object, and no more than that.
+    pub fn object(object: ObjectId) -> Self {
+        Self { object: Some(object), ..Self::default() }
+    }
+
+    /// A host, and no more than that.
+    pub fn host(host: HostId) -> Self {
+        Self { host: Some(host), ..Self::default() }
+    }
+}
+
 /// Makes a host's events last.
 pub trait EventSink {
     /// Takes over the next event, in the order of their numbers. Returns at once: what cannot be

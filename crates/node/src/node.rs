@@ -190,25 +190,13 @@ impl<W: World, S: Components> Node<W, S> {
         (0..self.0.place.shards).filter(move |&s| s != own).map(move |shard| Addr { host, shard })
     }
 
-    /// Records an event of this host.
-    pub fn note(
-        &self,
-        severity: Severity,
-        kind: &str,
-        object: Option<ObjectId>,
-        message: impl Into<String>,
-    ) {
-        self.note_about(severity, kind, About { object, ..About::default() }, message);
+    /// This host.
+    pub fn id(&self) -> HostId {
+        self.0.config.host
     }
 
     /// Records an event of this host, with what it is about.
-    pub fn note_about(
-        &self,
-        severity: Severity,
-        kind: &str,
-        about: About,
-        message: impl Into<String>,
-    ) {
+    pub fn note(&self, severity: Severity, kind: &str, about: About, message: impl Into<String>) {
         let message = message.into();
         if !self.is_first_shard() {
             let kind = kind.to_owned();

@@ -7,9 +7,9 @@ use atoll_format::record::{
     key,
 };
 use atoll_node::{
-    CheckKind, CreateVolume, EventMark, IDLE_MAX, JoinError, ManageError, Node, Outcome, Resize,
-    Severity, TaskBook, TaskFacts, VolumeView, Work, check_host_name, export_name, find_or_found,
-    merge_events,
+    About, CheckKind, CreateVolume, EventMark, IDLE_MAX, JoinError, ManageError, Node, Outcome,
+    Resize, Severity, TaskBook, TaskFacts, VolumeView, Work, check_host_name, export_name,
+    find_or_found, merge_events,
 };
 use atoll_object::message::{Reply, Request};
 use atoll_sim::cluster::{Storage, host_id, node_config};
@@ -1225,7 +1225,7 @@ fn no_event_is_missed_whatever_a_clock_shows() {
         };
         let all = |message: &str| (0..3).map(|h| (host_id(h), message.to_owned())).collect();
         let say = |host: usize, message: &str| {
-            hosts.node(host).note(Severity::Info, "test", Some(id), message);
+            hosts.node(host).note(Severity::Info, "test", About::object(id), message);
         };
         let mut marks = BTreeMap::new();
         (0..3).for_each(|host| say(host, "first"));

@@ -19,8 +19,8 @@ use atoll_format::id::{GroupId, HostId, ObjectId};
 use atoll_format::record;
 use atoll_format::units::BLOCK;
 use atoll_node::{
-    Check, ClusterFacts, CreateVolume, HostStatus, KnownHost, ManageError, NodeEvent, Resize,
-    Severity, VolumeView, host_name, merge_events,
+    About, Check, ClusterFacts, CreateVolume, HostStatus, KnownHost, ManageError, NodeEvent,
+    Resize, Severity, VolumeView, host_name, merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Nanos, World};
@@ -261,7 +261,10 @@ impl Engine {
         let wiped = disks::erase(&self.slots, name, identity, backend, &request, dry_run).await?;
         if !dry_run {
             let message = format!("{} was wiped: {}", wiped.path, wiped.erased);
-            self.running()?.node.note(Severity::Warning, "disk-wiped", None, message);
+            let node = &self.running()?.node;
+            let disks = vec![wiped.path.clone()];
+            let about = About { disks, ..About::host(node.id()) };
+            node.note(Severity::Warning, "disk-wiped", about, message);
         }
         Ok(wiped)
     }

@@ -34,8 +34,8 @@ use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::ClusterRecord;
 use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
-    Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity, TaskBook,
-    before, check_host_name, find_or_found,
+    About, Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity,
+    TaskBook, before, check_host_name, find_or_found,
 };
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealStream, Siblings, StreamListener};
@@ -248,7 +248,8 @@ impl Engine {
         node.objects().set_resync_floor(cluster.resync_floor_bytes);
         for sentence in said {
             tracing::warn!("{sentence}");
-            node.note(Severity::Warning, "events-damaged", None, sentence);
+            let about = About::host(node.id());
+            node.note(Severity::Warning, "events-damaged", about, sentence);
         }
         own.start_first(node.clone());
         let start = move |shard: Rc<Shard>| async move {
@@ -257,7 +258,8 @@ impl Engine {
         };
         self.shards.all_others(start).await?;
         let started = format!("started, version {}", env!("CARGO_PKG_VERSION"));
-        node.note(Severity::Info, "host-started", None, started);
+        let about = About::host(node.id());
+        node.note(Severity::Info, "host-started", about, started);
         // What was noted so far is in the log already. Ends with the shard.
         tokio::task::spawn_local(log_events(node.clone(), node.events_end()));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));

@@ -17,6 +17,7 @@ const LOW: u64 = 1 << 20;
 pub async fn watch(node: HostNode, directory: PathBuf) {
     let (mut full, mut unknown) = (false, false);
     let shown = directory.display().to_string();
+    let here = || About::host(node.id());
     loop {
         let of = directory.clone();
         // It may be a file system that hangs.
@@ -30,10 +31,12 @@ pub async fn watch(node: HostNode, directory: PathBuf) {
                         "the file system of {shown} is full ({free} bytes left): volumes are \
                          served as before, but logs are lost and a restart may fail; make room"
                     );
-                    node.note(Severity::Error, "state-full", None, message);
+                    let about = About { numbers: vec![("free_bytes", free)], ..here() };
+                    node.note(Severity::Error, "state-full", about, message);
                 } else if full && !now_full {
                     let message = format!("the file system of {shown} has room again");
-                    node.note(Severity::Info, "state-has-room", None, message);
+                    let about = About { numbers: vec![("free_bytes", free)], ..here() };
+                    node.note(Severity::Info, "state-has-room", about, message);
                 }
                 (full, unknown) = (now_full, false);
             }
@@ -42,7 +45,8 @@ pub async fn watch(node: HostNode, directory: PathBuf) {
             Ok(Err(e)) => {
                 unknown = true;
                 let message = format!("the file system of {shown} does not say what is free: {e}");
-                node.note(Severity::Warning, "state-unknown", None, message);
+                let about = About { cause: e.to_string(), ..here() };
+                node.note(Severity::Warning, "state-unknown", about, message);
             }
             // The daemon is ending.
             Err(_) => return,
@@ -59,16 +63,16 @@ pub async fn watch_events(node: HostNode, files: Rc<EventFiles>) {
             (Some(why), None) => {
                 dropped = Some(files.dropped());
                 let message = format!("events are not kept over a restart: {why}");
-                let cause = why;
-                let about = About { cause, ..About::default() };
-                node.note_about(Severity::Warning, "events-not-kept", about, message);
+                let about = About { cause: why, ..About::host(node.id()) };
+                node.note(Severity::Warning, "events-not-kept", about, message);
             }
             // Whether it is well shows with the next event.
             (None, Some(before)) => {
                 let lost = files.dropped().saturating_sub(before);
                 let message = format!("events are kept again; {lost} are not, since that was told");
-                let about = About { numbers: vec![("lost", lost)], ..About::default() };
-                node.note_about(Severity::Info, "events-kept-again", about, message);
+                let numbers = vec![("lost", lost)];
+                let about = About { numbers, ..About::host(node.id()) };
+                node.note(Severity::Info, "events-kept-again", about, message);
                 dropped = None;
             }
             _ => {}

@@ -15,7 +15,7 @@ use atoll_format::id::GroupId;
 use atoll_front::admission::limits::AdmissionLimits;
 use atoll_front::limits::Limits;
 use atoll_front::nbd::{Server, Stats, Suspended};
-use atoll_node::{FirstShard, Node, Severity};
+use atoll_node::{About, FirstShard, Node, Severity};
 use atoll_object::promised::promised_bytes;
 use atoll_real::directory::DirectoryClient;
 use atoll_real::{
@@ -279,7 +279,13 @@ impl Shard {
                 tracing::error!(hint, "{detail}");
                 (Severity::Error, "disk-unusable")
             };
-            node.note(severity, kind, None, detail);
+            let slot = self.plan.slots.of_shard(self.number).find(|s| s.trouble() == detail);
+            let about = About {
+                disks: slot.map(|slot| slot.paths()).unwrap_or_default(),
+                cause: detail.clone(),
+                ..About::host(node.id())
+            };
+            node.note(severity, kind, about, detail);
         }
         let volumes = MeteredVolumes::new(world.clone(), node.clone(), self.meter.clone());
         let limits = self.plan.limits();
@@ -384,8 +390,14 @@ impl Shard {
                 free_bytes: space.free_bytes,
             });
             let message = format!("disk group {} on {}", record.id, slot.paths().join(", "));
+            let about = About {
+                group: Some(record.id),
+                disks: slot.paths(),
+                numbers: vec![("capacity_bytes", space.capacity_bytes)],
+                ..About::host(node.id())
+            };
             node.add_group(store, record);
-            node.note(Severity::Info, "group-created", None, message);
+            node.note(Severity::Info, "group-created", about, message);
         }
         Ok(group)
     }

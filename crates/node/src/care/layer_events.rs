@@ -82,7 +82,7 @@ impl<W: World, S: Components> Node<W, S> {
                 (Error, "block-lost", format!("no good copy of the block at byte {at}"))
             }
         };
-        self.note_about(severity, kind, about, message);
+        self.note(severity, kind, about, message);
     }
 
     /// What an event of an object is about.
@@ -126,7 +126,7 @@ impl<W: World, S: Components> Node<W, S> {
                 let message = format!("checksum of block {block} of component {component}");
                 let numbers = vec![("block", u64::from(block))];
                 let about = About { object, numbers, ..about() };
-                self.note_about(Severity::Warning, "bad-block", about, message);
+                self.note(Severity::Warning, "bad-block", about, message);
                 self.0.repairs.add(component, block / BLOCKS_PER_CHUNK);
                 return;
             }
@@ -145,7 +145,7 @@ impl<W: World, S: Components> Node<W, S> {
                 drop(groups);
                 let message = format!("{} has failed: {why}", self.disks_of(group));
                 let about = About { cause: why, ..about() };
-                self.note_about(Severity::Error, "group-failed", about, message);
+                self.note(Severity::Error, "group-failed", about, message);
                 self.0.publish_now.notify_all();
                 return;
             }
@@ -155,7 +155,7 @@ impl<W: World, S: Components> Node<W, S> {
         };
         let cause = self.with_paths(group, &what);
         let message = format!("{}: {cause}", self.disks_of(group));
-        self.note_about(severity, kind, About { cause, ..about() }, message);
+        self.note(severity, kind, About { cause, ..about() }, message);
     }
 
     /// Paths of a group's disks; none of a group that the directory has not shown.

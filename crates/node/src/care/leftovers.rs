@@ -4,7 +4,7 @@
 //! Invariant: nothing is removed because of a plain read of the directory, which may be old: a
 //! transaction that writes has confirmed what was read.
 
-use crate::event_log::Severity;
+use crate::event_log::{About, Severity};
 use crate::host_board::Named;
 use crate::node::Node;
 use atoll_format::id::{ComponentId, Epoch, ObjectId};
@@ -161,7 +161,9 @@ impl<W: World, S: Components> Node<W, S> {
                      {}) is deleted",
                     record.name
                 );
-                self.note(Severity::Warning, "object-without-a-name", Some(record.id), message);
+                let numbers = vec![("size_bytes", record.size_bytes)];
+                let about = About { numbers, ..About::object(record.id) };
+                self.note(Severity::Warning, "object-without-a-name", about, message);
             }
         }
     }

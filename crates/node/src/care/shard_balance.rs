@@ -64,8 +64,8 @@ impl<W: World, S: Components> Node<W, S> {
                 sometimes!("shards.owner_moved");
                 self.0.chosen.borrow_mut().insert(object, (to, self.world().now()));
                 let message = format!("its owner moved from shard {from} to shard {to}");
-                let about = About { object: Some(object), ..About::default() };
-                self.note_about(Severity::Info, "owner-moved", about, message);
+                let about = About::object(object);
+                self.note(Severity::Info, "owner-moved", about, message);
             }
             // Whoever has become its owner serves it; the next look says whether it is wanted yet.
             _ => sometimes!("shards.owner_did_not_move"),

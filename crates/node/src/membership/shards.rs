@@ -27,7 +27,7 @@ impl<W: World, S: Components> Node<W, S> {
                 self.0.publish_now.notify_all();
             }
             for Noted { severity, kind, about, message } in board.take_events() {
-                self.note_about(severity, &kind, about, message);
+                self.note(severity, &kind, about, message);
             }
             // Until all have told of themselves, the host is not published.
             let every = if published.is_some() { BOARD_EVERY } else { BOARD_EVERY / 10 };

@@ -9,7 +9,7 @@
 //! Invariants: a record of another life is overwritten only by one that has not published itself
 //! yet, and has asked; a life that was overwritten never writes the record again.
 
-use crate::event_log::Severity;
+use crate::event_log::{About, Severity};
 use crate::node::{Node, NodeConfig, OtherLife};
 use atoll_format::id::Incarnation;
 use atoll_format::record::{self, HostRecord, key};
@@ -95,7 +95,8 @@ impl<W: World, S: Components> Node<W, S> {
                  lives on, it ends as soon as it sees this one",
                 record.peers.join(", ")
             );
-            self.note(Severity::Warning, "host-moved", None, message);
+            let about = About::host(record.id);
+            self.note(Severity::Warning, "host-moved", about, message);
         }
         // Asking has taken its time.
         self.0.ended.borrow().is_none() && !self.was_overwritten(modified)
@@ -131,7 +132,8 @@ impl<W: World, S: Components> Node<W, S> {
         }
         let name = self.0.config.name.clone();
         let message = format!("another process with this host's identity {why}, at {endpoint}");
-        self.note(Severity::Error, "host-twice", None, message);
+        let about = About { cause: format!("it {why}"), ..About::host(self.0.config.host) };
+        self.note(Severity::Error, "host-twice", about, message);
         *self.0.ended.borrow_mut() = Some(OtherLife { name, endpoint });
         self.0.stopping.set(true);
         self.0.objects.peers().stop();
@@ -153,9 +155,10 @@ impl<W: World, S: Components> Node<W, S> {
     /// Tells what the connections have shown.
     pub(crate) fn note_twins(&self) {
         for twin in self.0.objects.peers().take_twins() {
-            let (kind, message) = match twin {
+            let (kind, of, message) = match twin {
                 Twin::Refused { name, from } => (
                     "copy-refused",
+                    self.0.config.host,
                     format!(
                         "a process named '{name}', from {from}, asked whether this host lives, \
                          with this host's own identity, and was refused: it runs on a copy of \
@@ -164,6 +167,7 @@ impl<W: World, S: Components> Node<W, S> {
                 ),
                 Twin::Alternates { host } => (
                     "host-twice",
+                    host,
                     format!(
                         "two processes take turns as host {}: one of them runs on a copy of its \
                          host.data_dir and has to be stopped",
@@ -171,7 +175,7 @@ impl<W: World, S: Components> Node<W, S> {
                     ),
                 ),
             };
-            self.note(Severity::Error, kind, None, message);
+            self.note(Severity::Error, kind, About::host(of), message);
         }
     }
 }

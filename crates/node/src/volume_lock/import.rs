@@ -2,7 +2,7 @@
 
 use crate::admin::message::{AdminReply, AdminRequest};
 use crate::error::ManageError;
-use crate::event_log::Severity;
+use crate::event_log::{About, Severity};
 use crate::node::Node;
 use crate::volume_lock::table::{Import, export_name};
 use crate::volume_view::VolumeView;
@@ -130,8 +130,8 @@ impl<W: World, S: Components> Node<W, S> {
             let name = import.lock.record.name.clone();
             if self.unlock_import(&name, token).await.is_ok() {
                 let message = "an import was given up by whoever began it: the volume is free";
-                let object = Some(import.lock.record.object);
-                self.note(Severity::Warning, "import-given-up", object, message);
+                let about = About::object(import.lock.record.object);
+                self.note(Severity::Warning, "import-given-up", about, message);
             }
             return;
         }

@@ -1,6 +1,6 @@
 //! Locks that nobody has any more, in memory and in the directory.
 
-use crate::event_log::Severity;
+use crate::event_log::{About, Severity};
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use crate::volume_lock::holder::HolderLife;
@@ -61,7 +61,8 @@ impl<W: World, S: Components> Node<W, S> {
                 let by = self.host_name(lock.host);
                 let message =
                     format!("a lock for {} by host {by} was left over and is gone", lock.purpose);
-                self.note(Severity::Info, "lock-removed", Some(lock.object), message);
+                let about = About { host: Some(lock.host), ..About::object(lock.object) };
+                self.note(Severity::Info, "lock-removed", about, message);
             }
         }
     }
