@@ -72,3 +72,33 @@ fn of_two_growths_at_once_one_is_done_and_nothing_of_it_is_lost() {
     }
     assert!(first_done > 0, "the first one is never done");
 }
+
+/// One disk loses the discards of a shrink, and later what has cleared them anew: the other copy
+/// says so, whether or not anything was written since.
+#[test]
+fn what_a_growth_clears_stays_cleared_on_a_disk_that_loses_it_again() {
+    for (seed, writes) in [(200, 0), (201, 3)] {
+        with(seed, move |hosts| async move {
+            hosts.make(2 * MIB, &[(0, ACTIVE), (1, ACTIVE)]).await;
+            hosts.put(0, 5, 5 * 256, 9).await;
+            let volume = hosts.open(2).await;
+            write(&volume, 0, 1).await;
+            let kept = hosts.store(0).keep();
+            hosts.objects(2).grow(OBJECT, 2 * MIB, SIZE).await.expect("grown");
+            for n in 0..writes {
+                write(&volume, 0, 10 + n).await;
+            }
+            assert!(hosts.tag(0, 5 * 256).await.state.reads_as_zero());
+            hosts.wait(Nanos::from_secs(1)).await;
+            hosts.kill(0);
+            hosts.store(0).put_back(&kept);
+            hosts.start(0);
+            hosts.wait(Nanos::from_secs(1)).await;
+            hosts.until_healthy().await;
+            hosts.assert_equal_inside(0, 1).await;
+            assert!(hosts.tag(0, 5 * 256).await.state.reads_as_zero(), "{writes} writes later");
+            let other = hosts.open(3).await;
+            assert_eq!(read(&other, 5 * MIB).await, 0);
+        });
+    }
+}
