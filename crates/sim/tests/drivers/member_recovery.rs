@@ -200,8 +200,9 @@ fn the_last_copys_doubt_comes(moment: Moment) {
         write(&volume, 0, 1).await;
         hosts.wait(Nanos::from_secs(1)).await;
         let kept = hosts.store(0).keep();
-        // The copy that returns has this, and the last one will have lost it.
-        write(&volume, 4096, 2).await;
+        // The copy that returns has this, and the last one will have lost it. Nothing else is in
+        // that chunk: no later change has it compared.
+        write(&volume, MIB, 2).await;
         hosts.wait(Nanos::from_secs(1)).await;
         hosts.kill(1);
         write(&volume, 2 * 4096, 3).await;
@@ -232,7 +233,7 @@ fn the_last_copys_doubt_comes(moment: Moment) {
         hosts.until_healthy().await;
         // Whichever of them counts: both have the same.
         hosts.assert_equal(0, 1).await;
-        let there = [read(&volume, 4096).await, read(&volume, 2 * 4096).await];
+        let there = [read(&volume, MIB).await, read(&volume, 2 * 4096).await];
         let told = hosts.events(2);
         let lost = told.iter().any(|event| matches!(event, Event::WritesLost { .. }));
         assert!(lost || there == [2, 3], "{moment:?}, from {from:?}: {there:?} {told:?}");
