@@ -91,7 +91,7 @@ struct GroupState {
 }
 
 /// Attempts to open a group before its disks are given up.
-const ATTEMPTS_MAX: u32 = 30;
+const ATTEMPTS_MAX: u32 = 16;
 
 impl RealStorage {
     /// Disk groups with that much log, formatted when their hosts start for the first time.
