@@ -479,13 +479,18 @@ mod tests {
     use std::rc::Rc;
     use std::time::Duration;
 
-    #[test]
-    fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
-        // Beside the build output: a file system with direct I/O.
+    /// A file of two blocks, beside the build output: a file system with direct I/O.
+    fn device() -> (tempfile::TempDir, std::path::PathBuf) {
         let here = std::env::current_exe().unwrap();
         let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(8192).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
+        let (_dir, path) = device();
         let open = |backend| {
             let options = OpenOptions { backend, read_only: false };
             let none = || -> Result<Rc<Ring>, String> { Err("no ring here".into()) };
@@ -505,10 +510,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_still_being_opened_takes_no_second_thread() {
-        let here = std::env::current_exe().unwrap();
-        let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
-        let path = dir.path().join("disk");
-        File::create(&path).unwrap().set_len(8192).unwrap();
+        let (_dir, path) = device();
         let open = |ms| {
             let within = Duration::from_millis(ms);
             RealDisk::open_within(&path, OpenOptions::default(), within)
@@ -532,10 +534,7 @@ mod tests {
 
     #[test]
     fn a_device_with_a_request_that_does_not_end_does_not_answer() {
-        let here = std::env::current_exe().unwrap();
-        let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
-        let path = dir.path().join("disk");
-        File::create(&path).unwrap().set_len(8192).unwrap();
+        let (_dir, path) = device();
         let open = |backend| {
             let options = OpenOptions { backend, read_only: false };
             RealDisk::open_within(&path, options, Duration::from_secs(30))
