@@ -138,15 +138,20 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         )
     }
 
-    /// Refuse lower epochs; returns when no lease of an older owner can be running (R6, R9).
+    /// Refuse lower epochs (R6). For how long a lease of an older owner may be running yet (R9):
+    /// not at all, or the member is to be asked again.
     pub async fn fence(
         &self,
         to: Endpoint,
         object: ObjectId,
         until: Nanos,
-    ) -> Result<(), MemberError> {
+    ) -> Result<Option<Nanos>, MemberError> {
         let request = Request::Fence { object, component: to.component, epoch: self.epoch };
-        let accept = |reply: Reply| matches!(reply, Reply::Promise { .. }).then_some(());
+        let accept = |reply: Reply| match reply {
+            Reply::Promise { .. } => Some(None),
+            Reply::Held(wait_ns) => Some(Some(Nanos(wait_ns))),
+            _ => None,
+        };
         self.call(to.place(), Lane::Control, request, until, accept).await
     }
 

@@ -50,7 +50,8 @@ messages! {
             objects: Vec<ObjectId>,
         } => "owner's host to member's host" on [Control] gets [Done]
             again "yes; older serials are ignored";
-        /// Refuse lower epochs; answer when no lease of an older owner can be running (R6, R9).
+        /// Refuse lower epochs. Promised when no lease of an older owner can be running (R6, R9);
+        /// until then `Held`, so that what waits takes nothing of the connection's window.
         3 Fence {
             /// Of which object.
             object: ObjectId,
@@ -58,7 +59,7 @@ messages! {
             component: ComponentId,
             /// The new owner's.
             epoch: Epoch,
-        } => "new owner to member" on [Control] gets [Promise] again "yes";
+        } => "new owner to member" on [Control] gets [Promise, Held] again "yes, until promised";
         /// Opens a session (R2). With `incomplete` it is brought up to date from that operation
         /// on: the component notes that it may lack any above the lowest that it was told, until
         /// `Complete`, and is doubtful if it had noted a lower one than this.
@@ -385,6 +386,9 @@ messages! {
         19 Admin(json: Vec<u8>);
         /// Turns under the volume's ceiling of I/Os per second.
         20 Turns(turns: Turns);
+        /// Lower epochs are refused from now on, durably, but a lease of an older owner may be
+        /// running for so long: ask again.
+        21 Held(wait_ns: u64);
     }
 }
 
@@ -616,6 +620,7 @@ mod tests {
             Reply::NotOwner,
             Reply::OwnerStopped,
             Reply::Admin(b"[]".to_vec()),
+            Reply::Held(1 << 31),
         ];
         for error in [
             StoreError::NoComponent(ComponentId(1)),
@@ -701,9 +706,9 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_2_never_change() {
+    fn the_bytes_of_version_3_never_change() {
         let now = lines("request", every_request()) + &lines("reply", every_reply());
-        assert!(now == include_str!("../golden/messages.v2.hex"), "they are now:\n{now}");
+        assert!(now == include_str!("../golden/messages.v3.hex"), "they are now:\n{now}");
         let kinds = |what: &str| -> BTreeSet<u16> {
             let of = now.lines().filter_map(|l| l.strip_prefix(what)?.split(' ').next());
             of.map(|kind| kind.parse().expect("a number")).collect()
