@@ -8,7 +8,7 @@
 use crate::executor::Executor;
 use crate::fault::{DirectoryRates, FaultKind, Faults};
 use crate::rng::Rng;
-use atoll_directory::{DirectoryState, Stored};
+use atoll_directory::{DirectoryState, Events, Stored};
 use atoll_world::Nanos;
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
@@ -26,6 +26,8 @@ const OLDER_MAX: usize = 6;
 const WAY: (u64, u64) = (100_000, 800_000);
 /// What a client waits for an answer before it gives up.
 const ANSWER_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// A watch that goes back in time does so by up to so many revisions.
+const REWIND_MAX: u64 = 30;
 /// A transaction that was taken for lost is carried out up to that much later.
 const LATE_MAX: Nanos = Nanos::from_secs(10);
 
@@ -99,6 +101,7 @@ impl DirectoryService {
                 let keys: Vec<_> = txn.changes.iter().map(describe).collect();
                 format!("revision {}: {}", revision.0, keys.join("; "))
             });
+            self.go_back();
             inner.changed.notify_all();
         } else {
             inner.executor.trace().event(now, None, "directory", 1, || {
@@ -107,6 +110,25 @@ impl DirectoryService {
             });
         }
         Ok(reply)
+    }
+
+    /// Perhaps goes on from a lower revision. A process of etcd below 3.4.32 that died while it
+    /// compacted did: what it had deleted last was gone from its file, and its revision with it.
+    fn go_back(&self) {
+        let (inner, rate) = (&*self.0, self.0.rates.get().revision_back);
+        let mut state = inner.state.borrow_mut();
+        let (entries, revision) = state.list_shared("").expect("a prefix within the limits");
+        let newest = entries.iter().map(|(_, stored)| stored.modified).max().unwrap_or_default();
+        if newest == revision || !inner.rng.borrow_mut().happens(rate) {
+            return;
+        }
+        inner.faults.reached(FaultKind::DirectoryRevisionBack);
+        inner.executor.trace().event(inner.executor.now(), None, "directory", newest.0, || {
+            format!("goes back from revision {} to {}", revision.0, newest.0)
+        });
+        let entries = entries.into_iter().map(|(key, stored)| (key.to_string(), stored));
+        // Nothing but hints is lost of it, and the events that watches could go on with.
+        *state = DirectoryState::restore(newest, entries);
     }
 
     /// It is put back to an older state, with that one's revision: from a backup.
@@ -206,6 +228,17 @@ impl SimDirectory {
             return Err(self.unavailable());
         }
         Ok(())
+    }
+
+    /// What happened after a revision. As etcd does, it waits for one of the future, and so tells
+    /// nothing of what happens until then.
+    fn events_since(&self, prefix: &str, after: Revision) -> Result<Events, DirectoryError> {
+        let state = self.inner().state.borrow();
+        let goes_back = self.inner().rates.get().revision_back > 0;
+        if goes_back && after > state.revision() {
+            return Ok(Events { events: Vec::new(), up_to: after });
+        }
+        state.events_since(prefix, after)
     }
 
     /// An older state, if this read is to be stale.
@@ -312,12 +345,18 @@ impl Directory for SimDirectory {
     async fn watch(&self, prefix: &str, after: Revision) -> Result<SimWatch, DirectoryError> {
         self.reach().await?;
         // Only to learn now, not at the first event, that it cannot go on from there.
-        self.inner().state.borrow().events_since(prefix, after)?;
+        self.events_since(prefix, after)?;
+        if self.happens(self.inner().rates.get().gap, FaultKind::WatchGap) {
+            return Err(DirectoryError::Compacted);
+        }
         Ok(SimWatch { directory: self.clone(), prefix: prefix.to_owned(), after })
     }
 
     async fn touch(&self, name: &str, ttl_ms: u32) -> Result<(), DirectoryError> {
         self.reach().await?;
+        if self.happens(self.inner().rates.get().hint, FaultKind::HintOdd) {
+            return Ok(());
+        }
         let now = self.inner().executor.now();
         self.inner().state.borrow_mut().touch(now, name, ttl_ms)
     }
@@ -325,7 +364,9 @@ impl Directory for SimDirectory {
     async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
         self.reach().await?;
         let now = self.inner().executor.now();
-        Ok(self.inner().state.borrow().alive(now))
+        let mut names = self.inner().state.borrow().alive(now);
+        names.retain(|_| !self.happens(self.inner().rates.get().hint, FaultKind::HintOdd));
+        Ok(names)
     }
 }
 
@@ -346,7 +387,7 @@ impl Watch for SimWatch {
                 self.directory.wait(timeout).await;
                 return Err(self.directory.unavailable());
             }
-            let found = inner.state.borrow().events_since(&self.prefix, self.after)?;
+            let mut found = self.directory.events_since(&self.prefix, self.after)?;
             if found.events.is_empty() {
                 self.after = found.up_to;
                 changed.await;
@@ -354,7 +395,28 @@ impl Watch for SimWatch {
             }
             let way = self.directory.way();
             self.directory.wait(way).await;
-            if !self.directory.happens(inner.rates.get().watch, FaultKind::WatchOdd) {
+            let rates = inner.rates.get();
+            let back = Revision(self.after.0.saturating_sub(REWIND_MAX));
+            if let Ok(again) = inner.state.borrow().events_since(&self.prefix, back)
+                && self.directory.happens(rates.rewound, FaultKind::WatchRewound)
+            {
+                let from = inner.rng.borrow_mut().below(again.events.len() as u64) as usize;
+                self.after = again.up_to;
+                return Ok(again.events[from..].to_vec());
+            }
+            if self.directory.happens(rates.gap, FaultKind::WatchGap) {
+                self.after = found.up_to;
+                let gap = inner.rng.borrow_mut().below(3);
+                match gap {
+                    0 => return Err(DirectoryError::Compacted),
+                    1 => continue, // all of them are lost
+                    _ => found.events.retain(|event| event.value.is_some()),
+                }
+                if found.events.is_empty() {
+                    continue;
+                }
+            }
+            if !self.directory.happens(rates.watch, FaultKind::WatchOdd) {
                 self.after = found.up_to;
                 return Ok(found.events);
             }
@@ -488,6 +550,124 @@ mod tests {
         })
         .unwrap();
         assert!(faults.count(FaultKind::WatchOdd) > 10);
+        ex.shutdown();
+    }
+
+    fn delete(key: &str) -> Txn {
+        Txn { compares: vec![], changes: vec![KeyChange::Delete(key.into())] }
+    }
+
+    /// What a watch of everything tells of twenty keys that come, of which every other one goes.
+    fn told(seed: u64, rates: DirectoryRates) -> (Vec<(u64, bool)>, u32, Faults) {
+        let (ex, s, faults) = service(seed);
+        let (d, s2) = (s.client(0), s.clone());
+        s.set_rates(rates);
+        let told = ex.block_on(Nanos::from_secs(1000), async move {
+            let (mut told, mut compacted) = (Vec::new(), 0);
+            let mut watch = None;
+            let mut after = Revision(0);
+            for n in 0..20 {
+                let key = format!("k{n}");
+                s2.apply(&put(&key, "x", 0)).unwrap();
+                if n % 2 == 0 {
+                    s2.apply(&delete(&key)).unwrap();
+                }
+                let mut open = match watch.take() {
+                    Some(open) => open,
+                    None => match d.watch("", after).await {
+                        Ok(open) => open,
+                        Err(error) => {
+                            assert_eq!(error, DirectoryError::Compacted);
+                            compacted += 1;
+                            continue;
+                        }
+                    },
+                };
+                let ex = d.inner().executor.clone();
+                let soon = std::pin::pin!(ex.sleep_until(ex.now() + Nanos::from_secs(1)));
+                let next = Box::pin(open.next());
+                let next = match futures_util::future::select(next, soon).await {
+                    futures_util::future::Either::Left((events, _)) => events,
+                    futures_util::future::Either::Right(_) => Ok(Vec::new()),
+                };
+                let Ok(events) = next else {
+                    assert_eq!(next, Err(DirectoryError::Compacted));
+                    compacted += 1;
+                    continue;
+                };
+                told.extend(events.iter().map(|e| (e.revision.0, e.value.is_some())));
+                after = events.last().map_or(after, |e| after.max(e.revision));
+                watch = Some(open);
+            }
+            (told, compacted)
+        });
+        let (told, compacted) = told.unwrap();
+        ex.shutdown();
+        (told, compacted, faults)
+    }
+
+    #[test]
+    fn watches_go_back_in_time_and_have_gaps_as_those_of_old_etcd_do() {
+        let (all, compacted, _) = told(4, DirectoryRates::default());
+        assert_eq!((all.len(), compacted), (30, 0));
+        assert!(all.is_sorted_by(|a, b| a.0 < b.0), "a good watch tells each event once, in order");
+        let rewound = DirectoryRates { rewound: 300_000, ..DirectoryRates::default() };
+        let (seen, _, faults) = told(4, rewound);
+        assert!(faults.count(FaultKind::WatchRewound) > 2);
+        assert!(!seen.is_sorted_by_key(|e| e.0) && seen.len() > 30);
+        assert!(all.iter().all(|event| seen.contains(event)), "nothing is lost of it");
+        let gap = DirectoryRates { gap: 300_000, ..DirectoryRates::default() };
+        let (mut gone, mut errors) = (Vec::new(), 0);
+        for seed in 0..20 {
+            let (seen, compacted, _) = told(seed, gap);
+            errors += compacted;
+            gone.extend(all.iter().filter(|event| !seen.contains(event)).copied());
+        }
+        assert!(errors > 10 && gone.len() > 20);
+        let deletes = gone.iter().filter(|(_, is_put)| !is_put).count();
+        assert!(deletes * 2 > gone.len(), "more of those that say that a key is gone");
+    }
+
+    #[test]
+    fn a_revision_goes_back_to_that_of_the_newest_key_and_counts_on_from_there() {
+        let (ex, s, faults) = service(5);
+        let (d, s2) = (s.client(0), s.clone());
+        ex.block_on(Nanos::from_secs(100), async move {
+            s2.apply(&put("kept", "1", 0)).unwrap();
+            s2.apply(&put("gone", "1", 0)).unwrap();
+            s2.set_rates(DirectoryRates { revision_back: 1_000_000, ..DirectoryRates::default() });
+            s2.apply(&delete("gone")).unwrap();
+            assert_eq!(s2.state().revision(), Revision(1));
+            // A watch of what was the present waits for the future, and misses what comes before.
+            let mut watch = d.watch("", Revision(3)).await.unwrap();
+            for n in 2..5 {
+                assert_eq!(
+                    s2.apply(&put("new", "x", if n == 2 { 0 } else { n - 1 })),
+                    Ok(TxnReply::Done(Revision(n)))
+                );
+            }
+            assert_eq!(watch.next().await.unwrap()[0].revision, Revision(4));
+        })
+        .unwrap();
+        assert_eq!(faults.count(FaultKind::DirectoryRevisionBack), 1);
+        ex.shutdown();
+    }
+
+    #[test]
+    fn a_name_that_was_touched_may_not_be_alive() {
+        let (ex, s, faults) = service(6);
+        let (d, s2) = (s.client(0), s.clone());
+        ex.block_on(Nanos::from_secs(100), async move {
+            d.touch("h1", 60_000).await.unwrap();
+            assert_eq!(d.alive().await.unwrap(), ["h1"]);
+            s2.set_rates(DirectoryRates { hint: 1_000_000, ..DirectoryRates::default() });
+            assert_eq!(d.alive().await.unwrap(), [""; 0]);
+            d.touch("h2", 60_000).await.unwrap();
+            s2.set_rates(DirectoryRates::default());
+            assert_eq!(d.alive().await.unwrap(), ["h1"]);
+        })
+        .unwrap();
+        assert_eq!(faults.count(FaultKind::HintOdd), 2);
         ex.shutdown();
     }
 }
