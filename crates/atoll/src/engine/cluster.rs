@@ -128,8 +128,10 @@ impl Engine {
             let (told_uses, told_checks) = both.await;
             (uses, theirs) = (told_uses?, told_checks?);
         }
+        let (directory, of_directory) = self.directory_health().await;
         let (cluster, facts) = (self.cluster().await?, self.facts().await?);
         let mut checks = self.local_checks();
+        checks.extend(of_directory);
         let told = uses.and(theirs.missing);
         if *scope == Scope::Cluster {
             checks.extend(facts.checks().into_iter().map(check_item));
@@ -139,6 +141,7 @@ impl Engine {
         }
         checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
         let mut status = summary(cluster, &facts, self.figures().await?.io(), checks);
+        status.directory = directory;
         Ok(told.map(|each| {
             status.io = each.iter().map(|(_, uses)| sum(uses)).fold(status.io, add);
             status
@@ -286,6 +289,7 @@ fn summary(cluster: Cluster, facts: &ClusterFacts, io: Io, checks: Vec<HealthChe
     Status {
         cluster,
         health: Health { level, checks },
+        directory: None,
         space: facts.space().map(space_item),
         promised_bytes: promised.promised_bytes,
         exist_bytes: promised.exist_bytes,
