@@ -5,7 +5,7 @@
 //!
 //! Invariants: whatever decides is one transaction of etcd that writes, which all members agree
 //! on, and is sent once; a read is asked again, of another member if need be, until its deadline;
-//! every request ends by its deadline.
+//! every request ends by its deadline, or a second later.
 
 use crate::error::Meaning;
 use crate::members::{Asked, EtcdConfig, Link, Members, PART_KEYS, deadline};

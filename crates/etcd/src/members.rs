@@ -34,6 +34,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A member that has not told how it is for this long does not answer.
 pub(crate) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+/// What a request has at least once there is a member to ask: one that answers is not left because
+/// the search for it took long.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// Between two searches for a member.
 const SEARCH_REST: Duration = Duration::from_millis(250);
 /// When there was no member for so long, requests wait for one no longer than [`PATIENCE`].
@@ -348,7 +351,7 @@ impl Members {
         link.over.notify_all();
     }
 
-    /// Asks `link` until `deadline`; leaves it if it cannot serve the request.
+    /// Asks `link` until `deadline`, or a second from now; leaves it if it cannot serve the request.
     pub(crate) async fn ask<T>(
         &self,
         link: &Link,
@@ -356,6 +359,7 @@ impl Members {
         request: impl Future<Output = Result<T, Error>>,
     ) -> Asked<T> {
         let begun = Instant::now();
+        let deadline = deadline.max(begun + ATTEMPT_MIN);
         let name = &self.config.endpoints[link.endpoint];
         let answered = match select(pin!(timeout_at(deadline, request)), pin!(link.over())).await {
             Either::Left((Ok(answered), _)) => answered.map_err(|e| meaning(&e)),

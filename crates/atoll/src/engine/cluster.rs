@@ -118,17 +118,20 @@ impl Engine {
 
     /// The whole at a glance, with every check that did not pass.
     pub async fn status(&self, scope: &Scope) -> Collected<Status> {
-        let (mut uses, mut theirs) = (Told::whole(Vec::new()), Told::whole(Vec::new()));
-        if *scope == Scope::Cluster {
+        let others = async {
+            if *scope == Scope::Local {
+                return Ok((Told::whole(Vec::new()), Told::whole(Vec::new())));
+            }
             self.look(scope).await?;
             let both = join(
                 self.told_by_each::<VolumeUse>(Question::VolumeUse),
                 self.told_by_each::<HealthCheck>(Question::Checks),
             );
-            let (told_uses, told_checks) = both.await;
-            (uses, theirs) = (told_uses?, told_checks?);
-        }
-        let (directory, of_directory) = self.directory_health().await;
+            let (uses, checks) = both.await;
+            Ok::<_, Problem>((uses?, checks?))
+        };
+        let ((directory, of_directory), others) = join(self.directory_health(), others).await;
+        let (uses, theirs) = others?;
         let (cluster, facts) = (self.cluster().await?, self.facts().await?);
         let mut checks = self.local_checks();
         checks.extend(of_directory);
