@@ -305,8 +305,22 @@ impl Members {
             Ok((client, status))
         };
         match timeout(LOOK_DEADLINE, look).await {
-            Ok(looked) => looked,
+            Ok(looked) => looked.map_err(|why| self.with_doubt_of_certificate(why)),
             Err(_) => Err(format!("does not answer ({} s)", LOOK_DEADLINE.as_secs())),
+        }
+    }
+
+    /// A member that does not take this host's certificate says so once the handshake is over, just
+    /// before it closes the connection: its word is often lost.
+    fn with_doubt_of_certificate(&self, why: String) -> String {
+        let Some(tls) = &self.config.tls else { return why };
+        let is_cut = ["connection closed", "connection reset", "Connection reset", "roken pipe"];
+        if why.contains("certificate") || !is_cut.iter().any(|words| why.contains(words)) {
+            return why;
+        }
+        match tls.identity {
+            None => format!("{why}; perhaps it asks for a certificate (directory.certificate)"),
+            Some(_) => format!("{why}; perhaps it does not take the certificate of this host"),
         }
     }
 
@@ -351,7 +365,8 @@ impl Members {
         link.over.notify_all();
     }
 
-    /// Asks `link` until `deadline`, or a second from now; leaves it if it cannot serve the request.
+    /// Asks `link` until `deadline`, or a second from now; leaves it if it cannot serve the
+    /// request.
     pub(crate) async fn ask<T>(
         &self,
         link: &Link,
