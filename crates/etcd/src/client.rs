@@ -13,7 +13,7 @@ use crate::watch::EtcdWatch;
 use atoll_directory::limits::HINTS_MAX;
 use atoll_directory::state::{check_key, check_prefix, check_txn};
 use atoll_world::directory::{
-    Directory, DirectoryError, Entry, KeyChange, Listing, Revision, Txn, TxnReply,
+    Changes, Directory, DirectoryError, Entry, KeyChange, Listing, Revision, Txn, TxnReply,
 };
 use etcd_client::{
     Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
@@ -108,17 +108,20 @@ impl EtcdDirectory {
         Ok((found, revision))
     }
 
-    /// All keys of etcd that start with `prefix`, in parts, as of one revision.
+    /// The keys of etcd that start with `prefix` and have what `options` ask for, in parts, as of
+    /// one revision; and how many start with `prefix` in all.
     async fn list_keys(
         &self,
         prefix: &str,
         options: GetOptions,
-    ) -> Result<(Vec<KeyValue>, Revision), DirectoryError> {
+    ) -> Result<(Vec<KeyValue>, u64, Revision), DirectoryError> {
         loop {
             let options = options.clone().with_limit(PART_KEYS as i64);
             let listed = self.read(async |link: &Link, deadline| {
                 let first = options.clone().with_prefix();
                 let (mut part, revision) = self.range(link, deadline, prefix, first).await?;
+                // Counts also what is in other parts, and what `options` leave out.
+                let count = part.count().unsigned_abs();
                 let mut all = part.take_kvs();
                 while part.more() {
                     let last = all.last().map(|last| last.key().to_vec()).unwrap_or_default();
@@ -130,7 +133,7 @@ impl EtcdDirectory {
                     part = asked.await?;
                     all.extend(part.take_kvs());
                 }
-                Ok((all, revision))
+                Ok((all, count, revision))
             });
             match listed.await {
                 // It was compacted away between two parts.
@@ -237,9 +240,18 @@ impl Directory for EtcdDirectory {
     async fn list(&self, prefix: &str) -> Result<Listing, DirectoryError> {
         check_prefix(prefix)?;
         let prefix = self.members().full_key(prefix);
-        let (found, revision) = self.list_keys(&prefix, GetOptions::new()).await?;
+        let (found, _, revision) = self.list_keys(&prefix, GetOptions::new()).await?;
         let entries = found.iter().map(|entry| self.entry(entry)).collect::<Result<_, _>>()?;
         Ok(Listing { entries, revision })
+    }
+
+    async fn changes(&self, prefix: &str, since: Revision) -> Result<Changes, DirectoryError> {
+        check_prefix(prefix)?;
+        let prefix = self.members().full_key(prefix);
+        let newer = GetOptions::new().with_min_mod_revision(since.0.cast_signed() + 1);
+        let (found, keys, revision) = self.list_keys(&prefix, newer).await?;
+        let entries = found.iter().map(|entry| self.entry(entry)).collect::<Result<_, _>>()?;
+        Ok(Changes { entries, keys, revision })
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<EtcdWatch, DirectoryError> {
@@ -277,7 +289,7 @@ impl Directory for EtcdDirectory {
 
     async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
         let options = GetOptions::new().with_keys_only();
-        let (found, _) = self.list_keys(&self.0.alive, options).await?;
+        let (found, ..) = self.list_keys(&self.0.alive, options).await?;
         let names = found.iter().filter_map(|entry| {
             entry.key_str().ok().and_then(|key| key.strip_prefix(&self.0.alive))
         });

@@ -4,7 +4,7 @@ use crate::config::DirectoryConfig;
 use atoll_etcd::{EtcdDirectory, EtcdWatch};
 use atoll_real::directory::{DirectoryClient, DirectoryWatch};
 use atoll_world::directory::{
-    Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
+    Changes, Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
 
 /// One shard's way to the directory. Clones are the same.
@@ -57,6 +57,12 @@ impl Directory for HostDirectory {
         match self {
             Self::Embedded(directory) => directory.list(prefix).await,
             Self::Etcd(directory) => Box::pin(directory.list(prefix)).await,
+        }
+    }
+    async fn changes(&self, prefix: &str, since: Revision) -> Result<Changes, DirectoryError> {
+        match self {
+            Self::Embedded(directory) => directory.changes(prefix, since).await,
+            Self::Etcd(directory) => Box::pin(directory.changes(prefix, since)).await,
         }
     }
     async fn watch(&self, prefix: &str, after: Revision) -> Result<HostWatch, DirectoryError> {
