@@ -12,6 +12,7 @@ from nbd import Client
 # Running I/O asks the directory nothing: what is longer than this waited for it.
 UNAFFECTED_S = 1.5
 QUORUM_LOST_S = 20.0
+REST_S, LOOK_EVERY_S = 30.0, 5.0
 
 
 class EtcdTest(ClusterTest):
@@ -97,9 +98,7 @@ class Members(EtcdTest):
             load.wait_progress()
             for i in range(3):
                 self.cluster.cli("volume", "create", f"v{i}", "16MiB", "--policy", self.policy)
-                told = self.cluster.etcd.ctl("get", "/atoll/keys/cluster", "-w", "json").stdout
-                revision = told.split('"revision":')[1].split(",")[0]
-                self.cluster.etcd.ctl("compact", revision)
+                self.cluster.etcd.ctl("compact", str(self.revision()))
             self.cluster.kill(3)
             wait_until(
                 "host3 to be missed",
@@ -110,6 +109,27 @@ class Members(EtcdTest):
             self.cluster.start(3)
             load.finish()
         self.assert_safe_again()
+
+    @row("etcd at rest: each host asks for one key every five seconds, and lists nothing")
+    def test_rest(self):
+        etcd = self.cluster.etcd
+        for i in range(20):
+            self.cluster.cli("volume", "create", f"v{i}", "16MiB", "--policy", self.policy)
+        time.sleep(8)  # a look, and what is asked for on its account
+        revision, before = self.revision(), etcd.requests()
+        time.sleep(REST_S)
+        after = etcd.requests()
+        self.assertEqual(self.revision(), revision, "nothing has changed meanwhile")
+        asked = {name: after[name] - before.get(name, 0) for name in after}
+        looks = asked["Range"]
+        most = self.cluster.hosts * (REST_S / LOOK_EVERY_S + 1)
+        self.assertLessEqual(looks, most, asked)
+        self.assertGreaterEqual(looks, self.cluster.hosts * (REST_S // LOOK_EVERY_S - 1), asked)
+        self.assertEqual((asked.get("Txn", 0), asked.get("Watch", 0)), (0, 0), asked)
+
+    def revision(self):
+        told = self.cluster.etcd.ctl("get", "/atoll/keys/cluster", "-w", "json").stdout
+        return int(told.split('"revision":')[1].split(",")[0])
 
     def change_until_done(self, name, timeout_s):
         words = ("volume", "create", name, "16MiB", "--policy", self.policy)
