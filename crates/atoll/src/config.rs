@@ -642,7 +642,7 @@ impl Reader {
         if endpoints.is_empty() {
             return Err(bad(format!(
                 "{}: directory.kind is \"etcd\", and directory.endpoints names no member",
-                self.place("directory.endpoints")
+                self.place("directory.kind")
             ))
             .hint("directory.endpoints = [\"10.0.0.1:2379\", \"10.0.0.2:2379\"]"));
         }
@@ -1120,7 +1120,7 @@ mod tests {
     const WRONG: &[(&str, &str, &str)] = &[
         (
             "[directory]\nkind = \"etcd\"\n",
-            "atoll.toml: default: directory.kind is \"etcd\", and directory.endpoints names no \
+            "atoll.toml:2: directory.kind is \"etcd\", and directory.endpoints names no \
              member",
             "directory.endpoints = [\"10.0.0.1:2379\", \"10.0.0.2:2379\"]",
         ),
@@ -1250,9 +1250,9 @@ mod tests {
             "accepted: true, false",
         ),
         (
-            "[directory]\nkind = \"etcd\"\n",
-            "atoll.toml:2: directory.kind: 'etcd' is not accepted",
-            "accepted: \"embedded\"",
+            "[directory]\nkind = \"ectd\"\n",
+            "atoll.toml:2: directory.kind: 'ectd' is not accepted; did you mean \"etcd\"?",
+            "accepted: \"embedded\", \"etcd\"",
         ),
         (
             "[frontends]\nnbd = { unix = \"/a\", tpc = \"\" }\n",
