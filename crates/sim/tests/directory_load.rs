@@ -4,15 +4,16 @@
 //! The points of the table in `docs/directory.md` are named by `ATOLL_DIRECTORY_LOAD`, hosts and
 //! objects each (`3x100,64x10000`); the table is printed.
 
-use atoll_format::id::{ClusterId, ComponentId, ObjectId};
+use atoll_format::id::{ClusterId, ComponentId, HostId, ObjectId};
 use atoll_format::record::{
-    self, ClusterRecord, MemberState, ObjectRecord, PROMISED_LIMIT_PERCENT, RECORD_VERSION,
-    VolumeRecord, key,
+    self, ClusterRecord, HostRecord, MemberState, ObjectRecord, PROMISED_LIMIT_PERCENT,
+    RECORD_VERSION, VolumeRecord, key,
 };
 use atoll_node::{CreateVolume, Node};
 use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::directory::Traffic;
 use atoll_sim::disk::DiskProfile;
+use atoll_sim::fault::{DirectoryRates, FaultKind};
 use atoll_sim::machines::{Hardware, Machines};
 use atoll_sim::net::NetProfile;
 use atoll_sim::storage::RealStorage;
@@ -261,6 +262,29 @@ fn while_copies_are_made_anew_hosts_are_told_what_changes_and_list_nothing() {
         // To open a volume takes up to five: its name, locks and record.
         let (others, looks) = (traffic.requests - transactions, seconds / 5.0 + 3.0);
         assert!(others as f64 <= 3.0 * looks + (5 * VOLUMES) as f64, "{traffic:?}");
+    });
+}
+
+#[test]
+fn events_that_a_watch_loses_are_missed_within_eight_seconds() {
+    with(3, |hosts| async move {
+        let directory = hosts.machines.directory();
+        directory.set_rates(DirectoryRates { gap: 1_000_000, ..DirectoryRates::default() });
+        let entry = directory.state().get(&key::host(host_id(0))).expect("a good key");
+        let like: HostRecord =
+            record::decode("h0", &entry.expect("there").value).expect("a record");
+        for n in 0..20 {
+            let id = HostId(0x9000 + n);
+            let record = HostRecord { id, name: format!("new{n}"), ..like.clone() };
+            hosts.put([KeyChange::Put(key::host(id), record::encode(&record))]);
+            hosts.wait(Nanos::from_secs(8)).await;
+            let knows = |host| hosts.node(host).hosts().iter().any(|(record, ..)| record.id == id);
+            assert!((0..3).all(knows), "{n}: that it came");
+            hosts.put([KeyChange::Delete(key::host(id))]);
+            hosts.wait(Nanos::from_secs(8)).await;
+            assert!(!(0..3).any(knows), "{n}: that it went");
+        }
+        assert!(hosts.machines.faults().count(FaultKind::WatchGap) > 20);
     });
 }
 
