@@ -125,6 +125,7 @@ fn one_screen_of_status() {
         good(&server, &["status"]),
         "cluster          demo (00000000000000c1)\n\
          health           ok\n\
+         directory        etcd 3.6.9: 2 of 2 members, 10.0.0.1:2379 leads, 20.0 KiB\n\
          hosts            3 of 3 up\n\
          volumes          2 (0 degraded, 0 inaccessible)\n\
          used on disks    12.0 GiB of 24.0 GiB (50.0 %)\n\
