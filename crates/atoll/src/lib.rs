@@ -16,4 +16,5 @@ pub mod log;
 pub mod metrics;
 pub mod rest;
 pub mod serve;
+pub mod service;
 pub mod sim;
