@@ -301,6 +301,16 @@ const CHECKED: &str = "checked when it was read";
 
 type Values = BTreeMap<&'static str, (Value, String)>;
 
+impl Default for Config {
+    /// What a host has without any configuration, called `host`.
+    fn default() -> Self {
+        let mut reader = Reader::default();
+        let name = (Value::Text("host".into()), "default".into());
+        reader.values.insert("host.name", name);
+        reader.finish(Path::new("default")).expect("defaults are tested")
+    }
+}
+
 impl Config {
     /// Threads that serve disk groups and volumes on a machine with so many cores: 1 to 64.
     pub fn shards(&self, cores: usize) -> u8 {
@@ -334,7 +344,7 @@ impl Config {
 }
 
 /// `conf.d/*.toml`, sorted; nothing if there is no such directory.
-fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
+pub fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
