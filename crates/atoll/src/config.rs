@@ -343,6 +343,16 @@ const CHECKED: &str = "checked when it was read";
 
 type Values = BTreeMap<&'static str, (Value, String)>;
 
+impl Default for Config {
+    /// What a host has without any configuration, called `host`.
+    fn default() -> Self {
+        let mut reader = Reader::default();
+        let name = (Value::Text("host".into()), "default".into());
+        reader.values.insert("host.name", name);
+        reader.finish(Path::new("default")).expect("defaults are tested")
+    }
+}
+
 impl Config {
     /// Threads that serve disk groups and volumes on a machine with so many cores: 1 to 64.
     pub fn shards(&self, cores: usize) -> u8 {
@@ -376,7 +386,7 @@ impl Config {
 }
 
 /// `conf.d/*.toml`, sorted; nothing if there is no such directory.
-fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
+pub fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -1412,6 +1422,46 @@ mod tests {
         assert!(error.contains("'http://x' is not a name of a host"), "{error}");
         let error = wrong("ATOLL_IO__BACKEND", "x\n");
         assert!(error.contains("control character"), "{error}");
+    }
+
+    #[test]
+    fn the_packaged_file_shows_every_key_with_its_meaning_and_its_default() {
+        let packaged = include_str!("../../../packaging/atoll.toml");
+        let without = |groups: bool| {
+            let keep = |line: &&str| !line.starts_with("#[[") || groups;
+            let group =
+                |line: &str| ["#disks", "#shape", "#log ="].iter().any(|k| line.starts_with(k));
+            let lines = packaged.lines().filter(keep).filter(|line| groups || !group(line));
+            lines.fold(String::new(), |text, line| {
+                let line =
+                    line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line);
+                text + line + "\n"
+            })
+        };
+        let defaults = load(b"[host]\n", &[]).unwrap();
+        assert_eq!(load(packaged.as_bytes(), &[]).unwrap(), defaults, "as it is installed");
+        assert_eq!(load(without(false).as_bytes(), &[]).unwrap(), defaults, "with every key set");
+        let groups = load(without(true).as_bytes(), &[]).unwrap().groups;
+        assert_eq!(groups.iter().map(|group| group.disks.len()).collect::<Vec<_>>(), [1, 3]);
+        let mut section = "";
+        let mut shown = Vec::new();
+        let mut said = String::new();
+        for line in packaged.lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = name;
+            } else if let Some(words) = line.strip_prefix("# ") {
+                said = format!("{said} {words}");
+                continue;
+            } else if let Some((key, _)) = line.strip_prefix('#').and_then(|l| l.split_once(" = "))
+            {
+                shown.push((format!("{section}.{key}"), said.trim().to_owned()));
+            }
+            said.clear();
+        }
+        for key in KEYS {
+            let line = (key.path.to_owned(), key.doc.to_owned());
+            assert!(shown.contains(&line), "packaging/atoll.toml lacks {line:?}");
+        }
     }
 
     #[test]

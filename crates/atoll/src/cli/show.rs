@@ -1,6 +1,7 @@
 //! Things of the interface as lines of tables and short texts.
 
 use super::out::{Out, Row};
+use crate::machine::findings::Finding;
 use atoll_api::types::{
     Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level,
     Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status,
@@ -302,6 +303,17 @@ impl Row for Host {
     }
     fn name(&self) -> String {
         self.name.clone()
+    }
+}
+
+impl Row for Finding {
+    const HEAD: &'static [&'static str] = &["STATE", "CHECK", "FOUND", "NEXT STEP"];
+    fn cells(&self) -> Vec<String> {
+        let state = self.state.name().to_owned();
+        vec![state, self.name(), self.found.clone(), or_dash(Some(&self.next_step))]
+    }
+    fn name(&self) -> String {
+        format!("{} {}", self.check, self.subject).trim_end().to_owned()
     }
 }
 

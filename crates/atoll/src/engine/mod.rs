@@ -146,6 +146,16 @@ impl Engine {
         })
     }
 
+    /// A round trip through the thread of every shard: none once the host serves, else what it is
+    /// at.
+    ///
+    /// # Errors
+    /// A shard has ended, or takes no calls.
+    pub async fn round_trip(&self) -> Result<Option<String>, Problem> {
+        self.shards.all_others(|_| async { Ok(()) }).await?;
+        Ok(self.running().err().map(|starting| starting.detail))
+    }
+
     fn say(&self, phase: String) {
         if *self.phase.borrow() != phase {
             tracing::info!("{phase}");
