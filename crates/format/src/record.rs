@@ -323,6 +323,10 @@ pub struct ObjectRecord {
     pub seq_base: Seq,
     /// Leg `set * stripe_width + column`; see [`ObjectRecord::locate`].
     pub legs: Vec<LegRecord>,
+    /// The last session of this epoch when this was written; none: not known. A member that is
+    /// absent here, and was attached later, proves that this is an older state of the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<u32>,
     /// Of the transaction that cannot tell its own outcome: R12's second write bumps it.
     #[serde(default)]
     pub nonce: u64,
@@ -585,6 +589,7 @@ mod tests {
             epoch: Epoch(1),
             owner: None,
             seq_base: Seq(0),
+            attached: None,
             nonce: 0,
         }
     }
@@ -689,6 +694,7 @@ mod tests {
             owner,
             seq_base: Seq(1 << 40),
             legs: vec![LegRecord { members: members.clone() }, LegRecord { members: vec![] }],
+            attached: None,
             nonce: 11,
         };
         let owner = OwnerRecord { host: HostId(0xa1), shard: 0, incarnation: Incarnation(7) };
@@ -705,6 +711,9 @@ mod tests {
         };
         let stopped = StoppedRecord { version, incarnation: Incarnation(7) };
         let at = key::object(ObjectId(0xc1));
+        let attached =
+            ObjectRecord { attached: Some(7), ..object(ObjectState::Ready, Some(owner)) };
+        let attached_at = key::object(ObjectId(0xc1));
         vec![
             (key::CLUSTER.into(), encode(&cluster)),
             (key::host(host.id), encode(&host)),
@@ -718,6 +727,7 @@ mod tests {
             (key::stopped(HostId(0xa1)), encode(&stopped)),
             (key::CLUSTER.into(), encode(&generous)),
             (key::policy("gold"), encode(&reserved)),
+            (attached_at, encode(&attached)),
         ]
     }
 

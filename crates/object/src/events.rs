@@ -28,6 +28,26 @@ pub enum Event {
         /// The epoch that ended.
         epoch: Epoch,
     },
+    /// The directory was put back to an older state: members had promised more than its record
+    /// had reached. Those that know most are its active ones again.
+    RecordWasOlder {
+        /// Which object's.
+        object: ObjectId,
+        /// Up to where its record was.
+        epoch: Epoch,
+        /// What a member had promised.
+        promised: Epoch,
+    },
+    /// An absent member had promised more than the directory has reached, and its owner has served
+    /// since: what the member alone had is given up, and it is made anew.
+    MemberWasAhead {
+        /// Which object.
+        object: ObjectId,
+        /// The member's host.
+        host: HostId,
+        /// What it had promised.
+        promised: Epoch,
+    },
     /// A member was taken out of an object.
     MemberDropped {
         /// Which object.

@@ -1007,6 +1007,7 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
         owner: Some(OwnerRecord { host, shard: 0, incarnation: Incarnation(u64::MAX) }),
         seq_base: Seq(u64::MAX),
         legs: vec![LegRecord { members: Vec::new() }; legs],
+        attached: Some(u32::MAX),
         nonce: u64::MAX,
     }
 }

@@ -1043,6 +1043,39 @@ fn a_copy_that_is_left_over_keeps_no_owner_from_its_lease() {
     });
 }
 
+/// The directory was put back to before a copy was made that is the newest by now, say.
+#[test]
+fn a_copy_without_a_record_is_kept_while_it_may_be_newer_than_its_volume() {
+    with(2, |hosts| async move {
+        let node = hosts.node(0);
+        let id = make(&node, "v", MIB).await;
+        write(&node, "v", 0, 1).await;
+        let epoch = node.volume("v").await.expect("there").record.epoch;
+        let members = node.objects().members();
+        let group = members.stores()[0].group();
+        let (newer, older) = (ComponentId(77), ComponentId(78));
+        for (component, epoch) in [(newer, Epoch(epoch.0 + 3)), (older, epoch)] {
+            let spec = ComponentSpec { object: id, leg: 0, blocks: 256, epoch };
+            let create = Request::Create { group, component, spec };
+            assert!(matches!(members.handle(host_id(0), create).await, Reply::Done));
+        }
+        hosts.wait(Nanos::from_secs(1_500)).await;
+        assert!(members.fenced(newer).is_some(), "it may be newer");
+        assert!(members.fenced(older).is_none(), "no record names it");
+        // Its volume gets there in the end.
+        for _ in 0..4 {
+            hosts.kill(0).await;
+            hosts.machines.start(0);
+            hosts.wait(Nanos::from_secs(20)).await;
+            assert_eq!(read(&hosts.node(0), "v", 0).await, 1);
+        }
+        hosts.wait(Nanos::from_secs(1_500)).await;
+        let node = hosts.node(0);
+        assert!(node.volume("v").await.expect("there").record.epoch >= Epoch(epoch.0 + 3));
+        assert!(node.objects().members().fenced(newer).is_none(), "no record names it");
+    });
+}
+
 /// A damaged log, or a directory that was put back, leaves a copy with a promise that its volume
 /// has not reached. The volume has no owner any more that could get there.
 #[test]

@@ -47,6 +47,23 @@ impl<W: World, S: Components> Node<W, S> {
             Event::OwnerStopped { epoch, .. } => {
                 (Info, "owner-stopped", format!("no longer owns it, epoch {}", epoch.0))
             }
+            Event::RecordWasOlder { epoch, promised, .. } => {
+                let message = format!(
+                    "the directory was put back to an older state (epoch {}, its copies are in \
+                     epoch {}): the newest copies serve, and the others are compared with them",
+                    epoch.0, promised.0
+                );
+                (Error, "directory-was-put-back", message)
+            }
+            Event::MemberWasAhead { promised, .. } => {
+                let message = format!(
+                    "the copy on {name} has promised epoch {}, which the volume has not reached, \
+                     and is made anew: its log was damaged, or the directory was put back to an \
+                     older state; then what that copy alone had is lost",
+                    promised.0
+                );
+                (Error, "copy-was-ahead", message)
+            }
             Event::MemberDropped { why, .. } => {
                 (Warning, "member-dropped", format!("copy on {name} left out: {why}"))
             }
@@ -93,6 +110,14 @@ impl<W: World, S: Components> Node<W, S> {
             | Event::TookOver { object, epoch }
             | Event::OwnerStopped { object, epoch } => {
                 (object, About { numbers: vec![("epoch", epoch.0.into())], ..none() })
+            }
+            Event::RecordWasOlder { object, epoch, promised } => {
+                let numbers = vec![("epoch", epoch.0.into()), ("promised", promised.0.into())];
+                (object, About { numbers, ..none() })
+            }
+            Event::MemberWasAhead { object, host, promised } => {
+                let numbers = vec![("promised", promised.0.into())];
+                (object, About { host: Some(*host), numbers, ..none() })
             }
             Event::MemberDropped { object, host, why } => {
                 (object, About { host: Some(*host), cause: why.clone(), ..none() })

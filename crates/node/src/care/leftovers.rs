@@ -32,6 +32,16 @@ const _: () = {
     assert!(NAMELESS_AFTER.0 > 2 * REAP_EVERY.0);
 };
 
+/// What became of a component that no record names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Orphan {
+    /// Nothing: a record may name it.
+    Unknown,
+    /// It may be newer than its volume's record.
+    Kept,
+    Removed,
+}
+
 impl<W: World, S: Components> Node<W, S> {
     /// Finishes deletions, and removes components that no record names.
     pub(crate) async fn reap(self) {
@@ -102,7 +112,9 @@ impl<W: World, S: Components> Node<W, S> {
             let since = *orphans.entry(component).or_insert(now);
             assert!(since <= now, "{component} is named nowhere since {since}");
             if now.since(since) > ORPHAN_AFTER || mutant!("care.old_view_is_believed") {
-                self.remove_orphan(component, object).await;
+                if self.remove_orphan(component, object).await == Orphan::Kept {
+                    orphans.insert(component, now);
+                }
                 continue;
             }
             let epoch = named.epochs.get(&object);
@@ -156,14 +168,32 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Removes a component that no record has named for long.
-    async fn remove_orphan(&self, component: ComponentId, object: ObjectId) {
-        let Some(_) = self.confirm_orphan(component, object).await else { return };
-        sometimes!("care.orphan_removed");
+    /// Removes a component that no record has named for long. Not one that has promised more than
+    /// its volume has reached: if the directory was put back to an older state (row 68 of
+    /// `docs/faults.md`), that record knows nothing of the newest copies.
+    async fn remove_orphan(&self, component: ComponentId, object: ObjectId) -> Orphan {
+        let Some(epoch) = self.confirm_orphan(component, object).await else {
+            return Orphan::Unknown;
+        };
         let members = self.0.objects.members();
-        if let Some(epoch) = members.fenced(component) {
-            members.handle(self.0.config.host, Request::Delete { component, epoch }).await;
+        let Some(fenced) = members.fenced(component) else { return Orphan::Unknown };
+        let of = members.object_of(component);
+        assert_eq!(of, Some(object), "{component} was confirmed to be left over of that object");
+        if epoch > Epoch(0) && fenced > epoch {
+            sometimes!("care.orphan_is_ahead_of_its_volume");
+            let message = format!(
+                "component {component} is no copy of its volume by the directory, and has promised \
+                 epoch {}, while the volume is in epoch {}: it is kept, since it may be newer, if \
+                 the directory was put back to an older state",
+                fenced.0, epoch.0
+            );
+            let about = About { host: Some(self.0.config.host), ..About::object(object) };
+            self.note(Severity::Warning, "copy-without-a-record", about, message);
+            return Orphan::Kept;
         }
+        sometimes!("care.orphan_removed");
+        members.handle(self.0.config.host, Request::Delete { component, epoch: fenced }).await;
+        Orphan::Removed
     }
 
     /// A component that no record names, on a disk that was put back or swapped, may have promised

@@ -117,6 +117,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
                 return Ok(true);
             }
             check_change(&self.0.record.borrow(), &record);
+            record.attached = Some(self.next_attach() - 1);
             record.nonce = self.world().random();
             let swapped = swap(self.world(), self.0.revision.get(), &record, &nonces, guard).await;
             nonces.push(record.nonce);

@@ -14,12 +14,13 @@ use crate::leg::{Leg, Member, MemberEvent, Role};
 use crate::limits::{CALL_DEADLINE, READ_DEADLINE, RETRY_EVERY};
 use crate::member_client::{Attached, Endpoint, MemberError};
 use atoll_format::checksum::crc;
-use atoll_format::id::{ComponentId, HostId, Seq};
+use atoll_format::id::{ComponentId, Epoch, HostId, Seq};
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
 use atoll_format::record::{MemberRecord, MemberState};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock, SetTickets};
 use atoll_world::{Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -33,6 +34,8 @@ enum Found {
     Away,
     /// Its host has lost it.
     Lost,
+    /// It has promised this higher epoch.
+    Ahead(Epoch),
 }
 
 /// What heals a leg, one after the other; if none of it was to be done, a rebuild elsewhere.
@@ -126,7 +129,10 @@ impl<W: World, P: Protocol> Owner<W, P> {
                         sometimes!("resync.waits_for_a_source");
                     }
                     Found::Here => return self.readmit(leg, &member).await,
-                    Found::Lost => self.record_loss(member.component).await,
+                    Found::Lost => {
+                        self.record_loss(member.component).await;
+                    }
+                    Found::Ahead(promised) => self.give_up(&member, promised).await,
                     Found::Away => {}
                 },
             }
@@ -172,11 +178,8 @@ impl<W: World, P: Protocol> Owner<W, P> {
         }
         match self.members().status(member.endpoint(), CALL_DEADLINE).await {
             Ok(status) if status.lost => Found::Lost,
-            // It refuses everything of this epoch. If there is a later owner, the record says so
-            // when it is to be changed; if not, what the member knows is of a damaged log.
             Ok(status) if status.promise.fenced > self.0.epoch => {
-                sometimes!("resync.member_knows_a_later_epoch");
-                Found::Lost
+                Found::Ahead(status.promise.fenced)
             }
             Ok(_) => Found::Here,
             Err(MemberError::Store(StoreError::NoComponent(_) | StoreError::Failed(_))) => {
@@ -188,20 +191,34 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// Whether a member's host is there and says that its component is lost.
     pub(crate) async fn is_lost(&self, member: &Member) -> bool {
-        matches!(self.look_for(member).await, Found::Lost)
+        matches!(self.look_for(member).await, Found::Lost | Found::Ahead(_))
+    }
+
+    /// It refuses everything of this epoch. If there is a later owner, the record says so now. If
+    /// not, what the member knows is of a damaged log, or the directory was put back to an older
+    /// state and this owner has served since: then both have what the other has not. What is served
+    /// stays, and the member is made anew elsewhere.
+    async fn give_up(&self, member: &Member, promised: Epoch) {
+        sometimes!("resync.member_knows_a_later_epoch");
+        if self.record_loss(member.component).await {
+            let (object, host) = (self.0.id, member.host);
+            self.0.ctx.event(Event::MemberWasAhead { object, host, promised });
+        }
     }
 
     /// Its host is there and does not have it any more: no reason to wait for the repair delay.
-    async fn record_loss(&self, component: ComponentId) {
-        let _ = self
-            .change(|record| match state_of(record, component) {
-                Some(MemberState::Absent { lost, .. }) if !*lost => {
-                    *lost = true;
-                    true
-                }
-                _ => false,
-            })
-            .await;
+    /// Whether that was not recorded before.
+    async fn record_loss(&self, component: ComponentId) -> bool {
+        let is_news = Cell::new(false);
+        let changed = self.change(|record| match state_of(record, component) {
+            Some(MemberState::Absent { lost, .. }) if !*lost => {
+                *lost = true;
+                is_news.set(true);
+                true
+            }
+            _ => false,
+        });
+        changed.await.is_ok() && is_news.get()
     }
 
     /// absent -> resyncing, confirmed; then the member is attached, and receives (R3).
@@ -442,8 +459,11 @@ impl<W: World, P: Protocol> Owner<W, P> {
         let behind: Vec<(u32, BlockTag)> = (0..BLOCKS_PER_CHUNK)
             .filter(|&i| {
                 let (a, c) = (a[i as usize], c[i as usize]);
-                let differ =
-                    if mutant!("resync.newer_wins") { a.seq > c.seq } else { a.seq != c.seq };
+                let differ = if mutant!("resync.newer_wins") {
+                    a.seq > c.seq
+                } else {
+                    a.seq != c.seq || is_of_another_history(a, c)
+                };
                 differ || (c.state == BlockState::Bad && a.state != BlockState::Bad)
             })
             .map(|i| (chunk * BLOCKS_PER_CHUNK + i, a[i as usize]))
@@ -753,6 +773,14 @@ impl<W: World, P: Protocol> Owner<W, P> {
         let slot = leg.add_member(Member::new(0, component, (host, group), role));
         self.start_resyncing(leg, slot, from).await
     }
+}
+
+/// Whether blocks of the same operation have different content: after the directory was put back to
+/// an older state, two owners may have given out the same numbers.
+fn is_of_another_history(a: BlockTag, c: BlockTag) -> bool {
+    let is_bad = |tag: BlockTag| tag.state == BlockState::Bad;
+    let content = |tag: BlockTag| (tag.state == BlockState::Raw, tag.crc);
+    !is_bad(a) && !is_bad(c) && content(a) != content(c)
 }
 
 fn bad_block(block: u32, tag: BlockTag) -> CopyBlock {

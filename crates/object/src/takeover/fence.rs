@@ -119,7 +119,7 @@ async fn fence_one<W: World, P: Protocol>(
 }
 
 /// Where a member is, and the first session of the record's epoch.
-fn first_endpoint(record: &ObjectRecord, member: &MemberRecord) -> Endpoint {
+pub(super) fn first_endpoint(record: &ObjectRecord, member: &MemberRecord) -> Endpoint {
     let session = Session { epoch: record.epoch, attach: 1 };
     let MemberRecord { host, group, component, .. } = *member;
     Endpoint { host, group, component, session }

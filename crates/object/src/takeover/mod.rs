@@ -9,18 +9,24 @@
 //! 5. Roll forward: whatever operation any active member holds above the watermark is brought to
 //!    all of them; per block the highest seq wins.
 //!
-//! Nothing is served before the end; any failure on the way starts over with a higher epoch.
+//! Nothing is served before the end; any failure on the way starts over with a higher epoch. Before
+//! all that, `older_record` looks whether the directory is the newest that there is.
 //!
 //! `settle` decides, without asking anybody; `fence` and `roll_forward` ask; this file drives.
 
+mod directory;
 mod error;
 mod fence;
+mod older_record;
 mod roll_forward;
 mod settle;
 
+use directory::confirm;
+pub(crate) use directory::load;
 pub(crate) use error::TakeoverError;
 use error::inaccessible;
 use fence::{attach_resyncing, fence_all};
+use older_record::reinstate_if_older;
 use roll_forward::roll_forward;
 use settle::{FenceAnswer, FenceAnswers, check_settled, settle};
 
@@ -29,65 +35,14 @@ use crate::events::Event;
 use crate::failure::MemberFault;
 use crate::layout::Layout;
 use crate::leg::{Leg, Member, Role};
-use crate::limits::{DIRECTORY_DEADLINE, RETRY_EVERY};
 use crate::member_client::MemberClient;
 use crate::owner::Owner;
-use crate::owner::record_cas::{Swapped, swap};
-use crate::record_rules::check_shape;
-use atoll_format::id::{ComponentId, ObjectId, Seq};
-use atoll_format::record::{self, MemberRecord, MemberState, ObjectRecord, ObjectState, key};
+use atoll_format::id::{ComponentId, Seq};
+use atoll_format::record::{MemberRecord, MemberState, ObjectRecord};
 use atoll_world::directory::Revision;
-use atoll_world::{Directory, DirectoryError, World, mutant, sometimes};
+use atoll_world::{World, mutant, sometimes};
 use std::collections::BTreeSet;
 use std::rc::Rc;
-
-/// The directory's record of an object, possibly stale.
-pub(crate) async fn load<W: World>(
-    world: &W,
-    object: ObjectId,
-) -> Result<(ObjectRecord, Revision), TakeoverError> {
-    let key = key::object(object);
-    let deadline = world.now() + DIRECTORY_DEADLINE;
-    let got = world
-        .timeout_at(deadline, world.directory().get(&key))
-        .await
-        .unwrap_or_else(|_| Err(DirectoryError::Unavailable("no answer in time".into())));
-    let entry = got.map_err(|e| TakeoverError::NotNow(e.to_string()))?;
-    let entry = entry.ok_or(TakeoverError::Gone)?;
-    let record: ObjectRecord = record::decode(&key, &entry.value).map_err(TakeoverError::NotNow)?;
-    check_shape(object, &record)
-        .map_err(|why| TakeoverError::NotNow(format!("directory key '{key}': {why}")))?;
-    match record.state {
-        ObjectState::Ready => Ok((record, entry.modified)),
-        ObjectState::Creating | ObjectState::Deleting => Err(TakeoverError::Gone),
-    }
-}
-
-/// Confirms `edit` of the record in the directory; only this host's own later writes may have
-/// happened meanwhile.
-async fn confirm<W: World>(
-    world: &W,
-    mut record: ObjectRecord,
-    revision: Revision,
-) -> Result<(ObjectRecord, Revision), TakeoverError> {
-    let until = world.now() + DIRECTORY_DEADLINE * 2;
-    let mut nonces = Vec::new();
-    loop {
-        record.nonce = world.random();
-        let swapped = swap(world, revision, &record, &nonces, None).await;
-        nonces.push(record.nonce);
-        match swapped {
-            Ok(Swapped::Done(revision)) => return Ok((record, revision)),
-            Ok(Swapped::Earlier(record, revision)) => return Ok((*record, revision)),
-            Ok(Swapped::Other(..) | Swapped::GuardGone) => return Err(TakeoverError::Lost),
-            Ok(Swapped::Gone) => return Err(TakeoverError::Gone),
-            Err(error) if world.now() > until => {
-                return Err(TakeoverError::NotNow(error.to_string()));
-            }
-            Err(_) => world.sleep(RETRY_EVERY).await,
-        }
-    }
-}
 
 /// Says which copies a takeover has left out, and why.
 fn tell_of_dropped<W: World, P: Protocol>(
@@ -116,9 +71,10 @@ fn tell_of_dropped<W: World, P: Protocol>(
 /// Makes this host the owner of `object`.
 pub(crate) async fn take_over<W: World, P: Protocol>(
     ctx: &Rc<Ctx<W, P>>,
-    (record, revision): (ObjectRecord, Revision),
+    from: (ObjectRecord, Revision),
 ) -> Result<Owner<W, P>, TakeoverError> {
     let world = &ctx.world;
+    let (record, revision) = reinstate_if_older(ctx, from).await?;
     // An epoch that nobody can use would only end the present owner's.
     let layout = Layout::of(&record.policy);
     for (leg, members) in record.legs.iter().enumerate() {
@@ -133,6 +89,7 @@ pub(crate) async fn take_over<W: World, P: Protocol>(
     let mut next = record;
     next.epoch.0 += u32::from(!mutant!("takeover.epoch_stays"));
     next.owner = Some(ctx.me());
+    next.attached = Some(0);
     let (record, revision) = confirm(world, next, revision).await?;
     assert!(record.epoch > epoch_before, "every owner takes a new epoch (R5)");
     assert!(ctx.is_me(&record), "{:?} owns {}", record.owner, record.id);

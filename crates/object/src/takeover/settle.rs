@@ -148,6 +148,7 @@ pub(super) fn settle(
     // Never below what any earlier epoch can have used, also towards members that are away now
     // (S7).
     let gap = if mutant!("takeover.seqs_come_again") { 0 } else { SEQ_EPOCH_GAP };
+    record.attached = Some(1);
     record.seq_base = if gap == 0 { record.seq_base } else { Seq(newest.0 + gap) };
     (record, committed)
 }
@@ -180,7 +181,7 @@ pub(super) fn check_settled(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use atoll_format::id::{Epoch, GroupId, ObjectId};
     use atoll_format::record::{LegRecord, ObjectState, OwnerRecord, Policy, RECORD_VERSION};
@@ -189,7 +190,7 @@ mod tests {
     const NOW: u64 = 77;
 
     /// A record of one leg with members 0, 1, ... in these states, in epoch 3.
-    fn record(states: &[MemberState]) -> ObjectRecord {
+    pub fn record(states: &[MemberState]) -> ObjectRecord {
         let member = |(i, &state): (usize, &MemberState)| {
             let n = i as u64;
             MemberRecord { component: ComponentId(n), host: HostId(n), group: GroupId(n), state }
@@ -205,6 +206,7 @@ mod tests {
             owner: Some(OwnerRecord { host: HostId(9), shard: 0, incarnation: Incarnation(1) }),
             seq_base: BASE,
             legs: vec![LegRecord { members: states.iter().enumerate().map(member).collect() }],
+            attached: None,
             nonce: 0,
         }
     }
