@@ -50,6 +50,18 @@ need_rust() {
 # target_dir: where cargo puts what it builds, with the user's own setting respected.
 target_dir() { printf '%s\n' "${CARGO_TARGET_DIR:-$repository/target}"; }
 
+# need_space DIR GIB: with what DIR holds already, a file system has so much room. A build that runs
+# out of it fails in a hundred ways, and few of them say so.
+need_space() {
+    local has free
+    mkdir -p "$1"
+    has=$(du -sk "$1" | cut -f1)
+    free=$(df --output=avail -k "$1" | tail -n 1)
+    [ $(((has + free) >> 20)) -ge "$2" ] ||
+        die "there are $((free >> 20)) GiB free for $1, this needs $(($2 - (has >> 20)))" \
+            "free some; CARGO_TARGET_DIR=DIR builds elsewhere"
+}
+
 # build_release: the binary, once; prints its path on the last line to the variable ATOLL_BIN.
 build_release() {
     (cd "$repository" && cargo build --release --locked -p atoll) ||
