@@ -1,0 +1,30 @@
+//! What is wrong with a key, a certificate or a file of them.
+
+use std::path::PathBuf;
+
+/// See the variants; each says what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// A file is not there or cannot be used.
+    #[error("'{}': {why}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// A clause.
+        why: String,
+    },
+    /// Text that is no certificate, key or request of this kind.
+    #[error("{what} cannot be read: {why}")]
+    Unreadable {
+        /// What it should have been.
+        what: &'static str,
+        /// A clause.
+        why: String,
+    },
+    /// A certificate that names no host of an Atoll cluster.
+    #[error("the certificate names no host of a cluster: {0}")]
+    NoIdentity(String),
+    /// Key, certificate and authority do not belong together.
+    #[error("{0}")]
+    Mismatch(String),
+}
