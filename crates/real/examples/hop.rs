@@ -77,7 +77,7 @@ fn main() {
     let (tell_cpu, told_cpu) = std::sync::mpsc::channel();
     let with = siblings.clone();
     let answering = Shard::start("answering", move || async move {
-        let net = if of_one { RealNet::of_shard(1, &[], &with) } else { bind(3) };
+        let net = if of_one { RealNet::of_shard(1, &[], &with, None) } else { bind(3) };
         let _peers = start(there, shards, net.clone());
         let listens_at = net.addresses().iter().map(ToString::to_string).collect::<Vec<_>>();
         tell.send(listens_at).expect("main waits");
@@ -93,7 +93,7 @@ fn main() {
     };
     run(async {
         let at = [SocketAddr::from(([127, 0, 0, 2], 0))];
-        let net = RealNet::bind_for(&at, &siblings).expect("a loopback port");
+        let net = RealNet::bind_for(&at, &siblings, None).expect("a loopback port");
         let peers = start(ASKING.into(), shards, net);
         peers.set_peer(ANSWERING, endpoints);
         while !peers.peer(there).connected {

@@ -65,6 +65,9 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
         }
     };
     let me = &state.identity;
+    if let Some(why) = is_somebody_else(&conn, &hello) {
+        return refuse(&state, &conn, &why).await;
+    }
     let is_sibling = me.is_sibling(hello.from) && hello.incarnation == me.incarnation;
     let is_ours = (hello.cluster, hello.to.host) == (me.cluster, me.host);
     if is_ours && hello.from.host == me.host && !is_sibling {
@@ -110,6 +113,18 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
     state.send(&conn, head, body, Vec::new());
     serve(&state, &peer, lane, &link).await;
+}
+
+/// Says so if the other end of a connection is not who has proved to be there.
+pub(crate) fn is_somebody_else(conn: &impl Conn, them: &Hello) -> Option<String> {
+    let (cluster, host) = conn.proven()?;
+    ((cluster, host) != (them.cluster, them.from.host)).then(|| {
+        format!(
+            "host '{}' says that it is {} of cluster {}, and shows the certificate of {host} of \
+             cluster {cluster}",
+            them.name, them.from.host, them.cluster
+        )
+    })
 }
 
 /// The version and lane to use with this host; or why it is not talked to. Names both sides.

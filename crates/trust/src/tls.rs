@@ -68,7 +68,7 @@ impl PeerTls {
     /// The end that connects.
     ///
     /// # Errors
-    /// There is no memory or randomness for it.
+    /// There is no randomness for it.
     pub fn connect(&self) -> Result<Connection, rustls::Error> {
         ClientConnection::new(self.client.clone(), self.name.clone()).map(Connection::from)
     }
@@ -81,12 +81,14 @@ impl PeerTls {
         ServerConnection::new(self.server.clone()).map(Connection::from)
     }
 
-    /// Who has proved to be at the other end; none: the handshake is not over.
-    pub fn peer(connection: &Connection) -> Option<Identity> {
-        if connection.is_handshaking() {
-            return None;
-        }
-        Identity::of(connection.peer_certificates()?.first()?).ok()
+    /// Who has proved to be at the other end of a connection whose handshake is over.
+    ///
+    /// # Errors
+    /// It has shown a certificate of the cluster that names no host.
+    pub fn peer(connection: &Connection) -> Result<Identity, TrustError> {
+        assert!(!connection.is_handshaking(), "nothing is proved yet");
+        let shown = connection.peer_certificates().and_then(|all| all.first());
+        Identity::of(shown.ok_or_else(|| TrustError::NoIdentity("none was shown".into()))?)
     }
 }
 

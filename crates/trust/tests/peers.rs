@@ -61,8 +61,9 @@ fn both_ends_know_which_host_is_at_the_other() {
     let authority = authority();
     let (a, b) = (tls(&credentials(&authority, 0xa)), tls(&credentials(&authority, 0xb)));
     let (mut client, mut server) = connect(&a, &b).expect("one cluster");
-    let of = |host| Some(Identity { cluster: CLUSTER, host: HostId(host) });
-    assert_eq!((PeerTls::peer(&client), PeerTls::peer(&server)), (of(0xb), of(0xa)));
+    let of = |host| Identity { cluster: CLUSTER, host: HostId(host) };
+    let at = |end: &Connection| PeerTls::peer(end).expect("shown");
+    assert_eq!((at(&client), at(&server)), (of(0xb), of(0xa)));
     client.writer().write_all(b"hello").expect("room");
     pass(&mut client, &mut server).expect("intact");
     let mut heard = [0; 5];
