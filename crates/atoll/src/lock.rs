@@ -58,6 +58,24 @@ impl DataDir {
         &self.path
     }
 
+    /// The identity kept in `name`, if one was made before.
+    ///
+    /// # Errors
+    /// [`Code::LocalFile`]: it cannot be read, or is no identity.
+    pub fn known<T>(&self, name: &str) -> Result<Option<T>, Problem>
+    where
+        T: std::str::FromStr<Err = String>,
+    {
+        let path = self.path.join(name);
+        let failed =
+            |why: String| Problem::new(Code::LocalFile, format!("{}: {why}", path.display()));
+        match std::fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse().map(Some).map_err(failed),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(e.to_string())),
+        }
+    }
+
     /// The identity kept in `name`: made by `make` and durable before this returns, the first
     /// time; the same ever after.
     ///
@@ -70,23 +88,20 @@ impl DataDir {
         let path = self.path.join(name);
         let failed =
             |why: String| Problem::new(Code::LocalFile, format!("{}: {why}", path.display()));
-        match std::fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().map_err(failed),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                let value = make();
-                let store = || {
-                    let new = self.path.join(format!("{name}.new"));
-                    let mut file = File::create(&new)?;
-                    writeln!(file, "{value}")?;
-                    file.sync_all()?;
-                    std::fs::rename(&new, &path)?;
-                    File::open(&self.path)?.sync_all()
-                };
-                store().map_err(|e| failed(e.to_string()))?;
-                Ok(value)
-            }
-            Err(e) => Err(failed(e.to_string())),
+        if let Some(known) = self.known(name)? {
+            return Ok(known);
         }
+        let value = make();
+        let store = || {
+            let new = self.path.join(format!("{name}.new"));
+            let mut file = File::create(&new)?;
+            writeln!(file, "{value}")?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        store().map_err(|e| failed(e.to_string()))?;
+        Ok(value)
     }
 }
 
@@ -112,7 +127,9 @@ mod tests {
     fn an_identity_is_made_once() {
         let dir = tempfile::tempdir().unwrap();
         let data = DataDir::lock(dir.path()).unwrap();
+        assert_eq!(data.known::<HostId>("host-id").unwrap(), None);
         assert_eq!(data.identity("host-id", || HostId(7)).unwrap(), HostId(7));
+        assert_eq!(data.known("host-id").unwrap(), Some(HostId(7)));
         assert_eq!(data.identity("host-id", || HostId(8)).unwrap(), HostId(7));
         std::fs::write(dir.path().join("host-id"), "rubbish\n").unwrap();
         let error = data.identity("host-id", || HostId(9)).unwrap_err();

@@ -6,7 +6,7 @@
 //!
 //! From the ground up:
 //! - `status`, `event_kinds`, `event_log`, `event_lines`, `error`, `repair_queue`,
-//!   `volume_lock::table`, `host_board`: data without a host;
+//!   `volume_lock::table`, `directory_view`, `host_board`: data without a host;
 //! - `node`: the state of a host that all its tasks share;
 //! - `admin::{message, client}`, `transaction`: asking other hosts, and the directory;
 //! - `membership`: who is in the cluster, and how each is;
@@ -17,6 +17,7 @@
 mod admin;
 mod care;
 mod client_shard;
+mod directory_view;
 mod error;
 mod event_kinds;
 mod event_lines;

@@ -57,7 +57,7 @@ impl<W: World, S: Components> Node<W, S> {
         let first = FirstShard { config, incarnation, of_host, shards, board };
         let node = Self::begin(world.clone(), &first, 0, groups, kept);
         world.spawn(node.clone().publish());
-        world.spawn(node.clone().watch_hosts());
+        world.spawn(node.clone().follow_directory());
         world.spawn(node.clone().poll_statuses());
         world.spawn(node.clone().take_events());
         world.spawn(node.clone().care_for_objects());
@@ -78,7 +78,6 @@ impl<W: World, S: Components> Node<W, S> {
     ) -> Self {
         assert!(0 < shard && shard < first.shards, "shard {shard} of {}", first.shards);
         let node = Self::begin(world.clone(), first, shard, groups, EventsKept::by_another());
-        world.spawn(node.clone().watch_hosts());
         world.spawn(node.clone().follow_first_shard());
         world.spawn(node.clone().take_events());
         world.spawn(node.clone().reap_in_shard());

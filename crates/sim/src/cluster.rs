@@ -588,7 +588,7 @@ impl<T: Storage> Cluster<T> {
         if self.0.spec.calm && event.severity > Severity::Info && !is_load {
             self.violated(format!("h{host} tells of {} without any fault: {message}", event.kind));
         }
-        let of_damage = ["bad-block", "log-damage"].contains(&&event.kind[..]);
+        let of_damage = ["bad-block", "log-damage", "page-rewritten"].contains(&&event.kind[..]);
         if of_damage && self.is_sound(host) {
             self.violated(format!("h{host} finds damage that no fault made: {message}"));
         }

@@ -64,12 +64,11 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
         create(&members, component).await;
         // What an earlier life of this host had granted has run out.
         world.sleep(GRACE).await;
-        let renew = Request::Renew {
-            incarnation: Incarnation(1),
-            serial: 1,
-            objects: vec![(object, Epoch(1))],
+        let renew = |serial| {
+            let (incarnation, objects) = (Incarnation(1), vec![(object, Epoch(1))]);
+            members.handle(old, Request::Renew { incarnation, serial, objects })
         };
-        let granted = members.handle(old, renew).await;
+        let granted = renew(1).await;
         assert!(
             matches!(&granted, Reply::Granted { excluded, .. } if excluded.is_empty()),
             "{granted:?}"
@@ -84,12 +83,7 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
         assert!(asked + GRACE <= world.now() + Nanos(wait_ns), "{wait_ns} ns of {GRACE}");
         let promised = members.fenced(component);
         assert_eq!(promised, Some(Epoch(2)), "the old owner can get no acknowledgement any more");
-        let renew = Request::Renew {
-            incarnation: Incarnation(1),
-            serial: 2,
-            objects: vec![(object, Epoch(1))],
-        };
-        let granted = members.handle(old, renew).await;
+        let granted = renew(2).await;
         assert!(
             matches!(&granted, Reply::Granted { excluded, .. } if excluded == &[object]),
             "{granted:?}"

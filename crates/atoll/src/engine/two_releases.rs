@@ -1,6 +1,7 @@
 //! A host beside one of an older release, over real sockets: the engine behind its REST server, and
 //! a node whose answers are those of a release that knows fewer questions.
 
+use super::directory::HostDirectory;
 use super::event_files::EventFiles;
 use super::host::HostNode;
 use super::{Bound, Engine, EngineControl, Plan, shard};
@@ -64,7 +65,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     let net = RealNet::bind_for(&any, &Siblings::of(1)).unwrap();
     let peers = net.addresses().iter().map(ToString::to_string).collect();
     let client = DirectoryClient::connect(directory).await.unwrap();
-    let world = shard::world(net, client).unwrap();
+    let world = shard::world(net, HostDirectory::Embedded(client)).unwrap();
     let (cluster, _) = find_or_found(&world).await.unwrap();
     let config = NodeConfig {
         cluster: cluster.id,
