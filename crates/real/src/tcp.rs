@@ -297,6 +297,13 @@ fn read_some(from: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
     read
 }
 
+fn speaks_tls() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "it speaks TLS, and network.tls is false on this host",
+    )
+}
+
 /// What has been read and not been taken.
 struct Incoming {
     /// The stream; the bytes of `start..end` are unread. Pages that are never reached cost nothing.
@@ -342,7 +349,7 @@ impl Incoming {
             };
             ready!(from.poll_read_ready(cx))?;
             match read_some(from, into) {
-                Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Poll::Ready(Err(self.ended())),
                 Ok(n) => *count += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
@@ -368,7 +375,8 @@ impl Incoming {
             ready!(from.poll_read_ready(cx))?;
             let room = tls.room();
             match read_some(from, room) {
-                Ok(0) if tls.proven().is_none() => {
+                // Whoever connects may be anybody who looks for open ports, and goes again.
+                Ok(0) if tls.proven().is_none() && tls.connects() => {
                     return Poll::Ready(Err(io::Error::new(
                         io::ErrorKind::PermissionDenied,
                         "it closed the connection in the TLS handshake: its log says why, or it \
@@ -381,6 +389,18 @@ impl Incoming {
                 Err(e) => return Poll::Ready(Err(e)),
             }
         }
+    }
+
+    /// Whether what is unread begins as a greeting or a refusal of TLS does, and no frame does.
+    fn speaks_tls(&self) -> bool {
+        const ALERT: u8 = 21;
+        const HANDSHAKE: u8 = 22;
+        matches!(self.buffer[self.start..self.end], [ALERT | HANDSHAKE, 3, ..])
+    }
+
+    /// Why nothing more comes.
+    fn ended(&self) -> io::Error {
+        if self.speaks_tls() { speaks_tls() } else { io::ErrorKind::UnexpectedEof.into() }
     }
 
     /// Puts plaintext behind what is unread.
@@ -414,8 +434,10 @@ impl Incoming {
             let Some((head, rest)) = unread.split_first_chunk::<HEAD_LEN>() else {
                 return Ok(None);
             };
-            let lens = FrameHead::decode(head)
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+            let lens = FrameHead::decode(head).map_err(|e| match self.speaks_tls() {
+                true => speaks_tls(),
+                false => io::Error::new(io::ErrorKind::InvalidData, e),
+            })?;
             unread = rest;
             let body_len = lens.body_len as usize;
             self.frame = Some(Frame {

@@ -6,7 +6,7 @@
 
 use crate::limits::{STREAM_BUFFER, TLS_AHEAD};
 use atoll_format::id::{ClusterId, HostId};
-use atoll_trust::PeerTls;
+use atoll_trust::{PeerTls, refusal};
 use rustls::Connection;
 use std::io::{self, BufRead, IoSlice, Write};
 
@@ -44,6 +44,11 @@ impl TlsEnd {
         self.proven
     }
 
+    /// Whether it is the end that connects.
+    pub fn connects(&self) -> bool {
+        matches!(*self.connection, Connection::Client(_))
+    }
+
     /// Whether the other end has said that nothing follows.
     pub fn is_over(&self) -> bool {
         self.is_over
@@ -64,12 +69,15 @@ impl TlsEnd {
         while !rest.is_empty() {
             self.connection.read_tls(&mut rest)?;
             let state = self.connection.process_new_packets().map_err(|e| {
-                // In a handshake, whatever goes wrong means that.
-                let kind = match self.proven {
-                    None => io::ErrorKind::PermissionDenied,
-                    Some(_) => io::ErrorKind::InvalidData,
+                // In a handshake, whatever goes wrong means that. What refuses the certificate of
+                // the end that connects comes when that has proved the other one already.
+                let kind = match (&self.proven, &e) {
+                    (None, _) | (_, rustls::Error::AlertReceived(_)) => {
+                        io::ErrorKind::PermissionDenied
+                    }
+                    (Some(_), _) => io::ErrorKind::InvalidData,
                 };
-                io::Error::new(kind, format!("TLS: {e}"))
+                io::Error::new(kind, refusal(&e))
             })?;
             self.is_over |= state.peer_has_closed();
             if self.proven.is_none() && !self.connection.is_handshaking() {

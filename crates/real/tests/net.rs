@@ -10,7 +10,7 @@ use atoll_real::{
     run, sleep_until, unix_ms,
 };
 use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
-use atoll_trust::{Authority, HostKey, PeerTls};
+use atoll_trust::{Authority, HOST_VALID_S, PeerTls};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
@@ -23,6 +23,8 @@ use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -96,9 +98,7 @@ fn authority() -> Authority {
 
 /// With a certificate of that authority.
 fn tls(authority: &Authority, host: HostId) -> PeerTls {
-    let key = HostKey::generate().unwrap();
-    let issued = authority.issue(&key.request().unwrap(), host, unix_ms() / 1000).unwrap();
-    PeerTls::new(&key.certified(&issued, authority.certificate()).unwrap()).unwrap()
+    PeerTls::new(&authority.equip(host, unix_ms() / 1000, HOST_VALID_S).unwrap()).unwrap()
 }
 
 async fn until(condition: impl Fn() -> bool) {
@@ -202,6 +202,86 @@ fn bytes(len: usize) -> Buf {
 #[test]
 fn calls_of_every_size_come_back_in_order_over_tcp() {
     call_with_every_size(None, None);
+}
+
+/// Passes on what two ends say to each other and flips a bit of about every 100th piece, until told
+/// to stop. Says how many.
+#[allow(clippy::disallowed_methods, reason = "it is the network, and no part of a host")]
+fn flip_bits(to: SocketAddr, stop: Arc<AtomicBool>) -> (SocketAddr, Arc<AtomicU32>) {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    let listener = TcpListener::bind("127.0.0.9:0").unwrap();
+    let (at, flips) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
+    let count = flips.clone();
+    std::thread::spawn(move || {
+        let pass = |mut from: TcpStream, mut to: TcpStream, flips: Arc<AtomicU32>, seed: u32| {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                let (mut piece, mut chance) = ([0; 16384], seed);
+                while let Ok(len @ 1..) = from.read(&mut piece) {
+                    chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if (chance >> 8).is_multiple_of(100) && !stop.load(Ordering::Relaxed) {
+                        piece[(chance >> 4) as usize % len] ^= 1 << (chance >> 29);
+                        flips.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if to.write_all(&piece[..len]).is_err() {
+                        break;
+                    }
+                }
+                let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+            });
+        };
+        for (n, client) in (1..).zip(listener.incoming()) {
+            let (client, server) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            pass(client, server, count.clone(), n);
+            pass(back.0, back.1, count.clone(), n + 77);
+        }
+    });
+    (at, flips)
+}
+
+/// Each flipped bit ends its connection, and no byte that arrives is another one than was sent.
+#[test]
+fn flipped_bits_cost_the_connection_and_never_a_byte() {
+    run(async {
+        let authority = authority();
+        let (tls_a, tls_b) = (tls(&authority, A), tls(&authority, B));
+        let net_a = bind_as(Some(&tls_a), [127, 0, 0, 2], 0);
+        let net_b = bind_as(Some(&tls_b), [127, 0, 0, 3], 0);
+        let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, Twice::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (proxy, flips) = flip_bits(net_b.addresses()[0], stop.clone());
+        a.set_peer(B, vec![proxy.to_string()]);
+        let (mut good, mut lost) = (0, 0);
+        let give_up = now() + Nanos::from_secs(40);
+        while flips.load(Ordering::Relaxed) < 10 || good < 20 {
+            assert!(now() < give_up, "{good} good, {lost} lost, {flips:?} flips");
+            let whole = bytes([4096, 65536, 300_000][good as usize % 3]);
+            let call = Bytes(good, vec![whole.clone()]);
+            match a.call(B, Lane::Data, call, now() + Nanos::from_secs(2)).await {
+                Ok(Bytes(number, payload)) => {
+                    let payload = atoll_world::buf::join(&payload);
+                    assert!(payload[..] == [&whole[..], &whole].concat(), "wrong bytes");
+                    assert_eq!(number, good);
+                    good += 1;
+                }
+                Err(_) => {
+                    lost += 1;
+                    sleep_until(now() + MS * 20).await;
+                }
+            }
+        }
+        assert!(lost > 0, "no connection was lost");
+        // TLS finds them all: none comes as far as the checksums of frames.
+        assert_eq!(a.counters().frames_bad + b.counters().frames_bad, 0);
+        stop.store(true, Ordering::Relaxed);
+        until(|| a.peer(B).connected).await;
+        ask(&a, B.into(), 32).await;
+        a.stop();
+        b.stop();
+    })
+    .unwrap();
 }
 
 #[test]

@@ -145,7 +145,7 @@ async fn open<W: World, S: Service>(
                 return Ok((Link { conn, serial, life, version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {
-                state.count(|c| c.handshakes_refused += 1);
+                state.refused(&endpoint, &refused);
                 error = CallError::Refused(refused);
             }
             Ok(Err(None)) | Err(_) => {}

@@ -613,6 +613,14 @@ fn a_host_is_who_its_certificate_says_or_is_refused_by_either_end() {
             }
         }
         assert_eq!((*a.1.begun.borrow()).len() + (*b.1.begun.borrow()).len(), 2);
+        // Either end tells it to people, once until it is taken.
+        for peers in [&a.0, &b.0] {
+            let refusals = peers.take_refusals();
+            let count = |part: &str| refusals.iter().filter(|r| r.why.contains(part)).count();
+            assert!(count("000000000000000c") >= 1 && count("cluster 0000000000000002") >= 1);
+            assert!(refusals.len() <= 8, "{refusals:?}");
+            assert!(peers.take_refusals().is_empty());
+        }
     });
 }
 

@@ -1,8 +1,9 @@
 //! The certificate authority of a cluster.
 
-use crate::credentials::unreadable;
-use crate::identity::{Identity, cluster_name};
-use crate::{AUTHORITY_VALID_S, CLOCK_SKEW_S, HOST_VALID_S, TrustError};
+use crate::credentials::{Credentials, HostKey};
+use crate::identity::{Identity, cluster_name, cluster_of};
+use crate::pem::{read_certificate, unreadable};
+use crate::{AUTHORITY_VALID_S, CLOCK_SKEW_S, TrustError, files};
 use atoll_format::id::{ClusterId, HostId};
 use rcgen::string::Ia5String;
 use rcgen::{
@@ -11,7 +12,11 @@ use rcgen::{
     SanType,
 };
 use std::fmt;
+use std::path::Path;
 use time::OffsetDateTime;
+
+const CERTIFICATE: &str = "authority.crt";
+const KEY: &str = "authority.key";
 
 /// Signs certificates of the hosts of one cluster.
 pub struct Authority {
@@ -39,15 +44,45 @@ impl Authority {
         Ok(Self { cluster, certificate, issuer: Issuer::new(params, key) })
     }
 
-    /// The one of those files.
+    /// The one of those texts, in PEM.
     ///
     /// # Errors
     /// They cannot be read, or are of something else.
-    pub fn from_pem(cluster: ClusterId, certificate: &str, key: &str) -> Result<Self, TrustError> {
+    pub fn from_pem(certificate: &str, key: &str) -> Result<Self, TrustError> {
+        let cluster = cluster_of(&read_certificate(certificate)?)?;
         let key = KeyPair::from_pem(key).map_err(unreadable("the key of the authority"))?;
         let issuer = Issuer::from_ca_cert_pem(certificate, key)
             .map_err(unreadable("the certificate of the authority"))?;
         Ok(Self { cluster, certificate: certificate.to_owned(), issuer })
+    }
+
+    /// The one in a directory, as [`Self::save`] has left it.
+    ///
+    /// # Errors
+    /// As [`Self::from_pem`], with the file; or others may read the key.
+    pub fn load(dir: &Path) -> Result<Self, TrustError> {
+        let key = files::read_secret(&dir.join(KEY))?;
+        let certificate = files::read(&dir.join(CERTIFICATE))?;
+        Self::from_pem(&certificate, &key).map_err(|e| e.in_file(dir))
+    }
+
+    /// Whether there is one in that directory, or a part of one.
+    pub fn is_in(dir: &Path) -> bool {
+        [CERTIFICATE, KEY].iter().any(|name| dir.join(name).symlink_metadata().is_ok())
+    }
+
+    /// Writes it into a directory, which is made if it is not there, durably.
+    ///
+    /// # Errors
+    /// There is one already; the file system refuses.
+    pub fn save(&self, dir: &Path) -> Result<(), TrustError> {
+        if Self::is_in(dir) {
+            let why = "there is an authority already; it is not replaced".into();
+            return Err(TrustError::File { path: dir.to_owned(), why });
+        }
+        let key = self.key();
+        let all = [(KEY, &*key, files::SECRET), (CERTIFICATE, &*self.certificate, files::PUBLIC)];
+        files::write(dir, &all)
     }
 
     /// The cluster that it is of.
@@ -65,12 +100,28 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for the key of a request, in PEM. Of the request only the key counts: who it
-    /// is for is the caller's to know.
+    /// A new key with its certificate, valid for `valid_s` seconds from `now_s` on.
+    ///
+    /// # Errors
+    /// No key can be made.
+    pub fn equip(&self, host: HostId, now_s: u64, valid_s: u64) -> Result<Credentials, TrustError> {
+        let key = HostKey::generate()?;
+        let certificate = self.issue(&key.request()?, host, now_s, valid_s)?;
+        key.certified(&certificate, &self.certificate)
+    }
+
+    /// A certificate for the key of a request, in PEM, valid for `valid_s` seconds from `now_s` on.
+    /// Of the request only the key counts: who it is for is the caller's to know.
     ///
     /// # Errors
     /// The request is malformed, or not signed by its own key.
-    pub fn issue(&self, request: &str, host: HostId, now_s: u64) -> Result<String, TrustError> {
+    pub fn issue(
+        &self,
+        request: &str,
+        host: HostId,
+        now_s: u64,
+        valid_s: u64,
+    ) -> Result<String, TrustError> {
         let request = CertificateSigningRequestParams::from_pem(request)
             .map_err(unreadable("the request for a certificate"))?;
         let issued = unreadable("the new certificate");
@@ -86,7 +137,7 @@ impl Authority {
         params.distinguished_name = Default::default();
         params.distinguished_name.push(DnType::CommonName, format!("Atoll host {host}"));
         params.use_authority_key_identifier_extension = true;
-        validity(&mut params, now_s, HOST_VALID_S)?;
+        validity(&mut params, now_s, valid_s)?;
         let certificate = params.signed_by(&request.public_key, &self.issuer).map_err(&issued)?;
         Ok(certificate.pem())
     }

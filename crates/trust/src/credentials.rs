@@ -1,14 +1,13 @@
 //! What a host shows and believes: its key, its certificate, and the authority of its cluster; and
 //! the files that hold them.
 
-use crate::{Identity, TrustError};
+use crate::ends::Ends;
+use crate::identity::Identity;
+use crate::pem::{read_certificate, read_key, unreadable};
+use crate::validity::Validity;
+use crate::{TrustError, files};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 const AUTHORITY: &str = "authority.crt";
@@ -57,15 +56,20 @@ impl fmt::Debug for HostKey {
 #[derive(Clone)]
 pub struct Credentials {
     identity: Identity,
+    validity: Validity,
     pem: [String; 3],
 }
 
 impl Credentials {
     fn from_pem(authority: &str, certificate: &str, key: &str) -> Result<Self, TrustError> {
         let pem = [authority, certificate, key].map(str::to_owned);
-        let all = Self { identity: Identity::of(&read_certificate(certificate)?)?, pem };
+        let (authority, certificate) =
+            (read_certificate(authority)?, read_certificate(certificate)?);
+        let identity = Identity::of(&certificate)?;
+        let validity = Validity::of(&certificate, &authority)?;
+        let all = Self { identity, validity, pem };
         // Also whether they belong together.
-        crate::PeerTls::new(&all)?;
+        all.ends()?;
         Ok(all)
     }
 
@@ -73,48 +77,30 @@ impl Credentials {
     ///
     /// # Errors
     /// A file is missing or malformed, they do not belong together, or others may read the key.
+    /// Says nothing about time: see [`Self::validity`].
     pub fn load(dir: &Path) -> Result<Self, TrustError> {
-        let read = |name: &str| {
-            let path = dir.join(name);
-            std::fs::read_to_string(&path).map_err(|e| file(&path, &e))
-        };
-        let key = dir.join(KEY);
-        let mode = std::fs::metadata(&key).map_err(|e| file(&key, &e))?.permissions().mode();
-        if mode & 0o077 != 0 {
-            let why = format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777);
-            return Err(TrustError::File { path: key, why });
-        }
-        Self::from_pem(&read(AUTHORITY)?, &read(CERTIFICATE)?, &read(KEY)?)
+        let key = files::read_secret(&dir.join(KEY))?;
+        let authority = files::read(&dir.join(AUTHORITY))?;
+        let certificate = files::read(&dir.join(CERTIFICATE))?;
+        Self::from_pem(&authority, &certificate, &key).map_err(|e| e.in_file(dir))
     }
 
     /// Writes them into a directory, which is made if it is not there, durably. A crash leaves the
-    /// old ones or these.
+    /// old ones or these, or a key and a certificate that do not belong together: then write them
+    /// again.
     ///
     /// # Errors
     /// The file system refuses.
     pub fn save(&self, dir: &Path) -> Result<(), TrustError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |e: io::Error| file(&path, &e)
-        };
-        std::fs::create_dir_all(dir).map_err(failed(dir))?;
-        // The certificate last: without the key before it, it would be of no use.
         let [authority, certificate, key] = &self.pem;
-        for (name, text, mode) in
-            [(AUTHORITY, authority, 0o644), (KEY, key, 0o600), (CERTIFICATE, certificate, 0o644)]
-        {
-            let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
-            let write = || {
-                let _ = std::fs::remove_file(&new);
-                let options = OpenOptions::new().write(true).create_new(true).mode(mode).clone();
-                let mut out = options.open(&new)?;
-                out.write_all(text.as_bytes())?;
-                out.sync_all()?;
-                std::fs::rename(&new, &path)
-            };
-            write().map_err(failed(&path))?;
-        }
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed(dir))
+        files::write(
+            dir,
+            &[
+                (AUTHORITY, authority, files::PUBLIC),
+                (KEY, key, files::SECRET),
+                (CERTIFICATE, certificate, files::PUBLIC),
+            ],
+        )
     }
 
     /// Whose they are.
@@ -122,16 +108,22 @@ impl Credentials {
         self.identity
     }
 
-    pub(crate) fn authority(&self) -> Result<CertificateDer<'static>, TrustError> {
-        read_certificate(&self.pem[0])
+    /// When the certificate is valid.
+    pub fn validity(&self) -> Validity {
+        self.validity
     }
 
-    pub(crate) fn certificate(&self) -> Result<CertificateDer<'static>, TrustError> {
-        read_certificate(&self.pem[1])
+    /// Whether both are the same to the byte.
+    pub fn is(&self, other: &Self) -> bool {
+        self.pem == other.pem
     }
 
-    pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, TrustError> {
-        PrivateKeyDer::from_pem_slice(self.pem[2].as_bytes()).map_err(unreadable("the host's key"))
+    /// What connections are made with.
+    pub(crate) fn ends(&self) -> Result<Ends, TrustError> {
+        let [authority, certificate, key] = &self.pem;
+        let (authority, certificate) =
+            (read_certificate(authority)?, read_certificate(certificate)?);
+        Ends::new(self.identity.cluster, &authority, &certificate, &read_key(key)?)
     }
 }
 
@@ -140,16 +132,4 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({})", self.identity.uri())
     }
-}
-
-fn read_certificate(pem: &str) -> Result<CertificateDer<'static>, TrustError> {
-    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(unreadable("a certificate"))
-}
-
-pub(crate) fn unreadable<E: fmt::Display>(what: &'static str) -> impl Fn(E) -> TrustError {
-    move |e| TrustError::Unreadable { what, why: e.to_string() }
-}
-
-fn file(path: &Path, e: &io::Error) -> TrustError {
-    TrustError::File { path: path.to_owned(), why: e.to_string() }
 }

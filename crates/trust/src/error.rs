@@ -1,8 +1,8 @@
 //! What is wrong with a key, a certificate or a file of them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// See the variants; each says what to do next.
+/// See the variants.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
     /// A file is not there or cannot be used.
@@ -27,4 +27,17 @@ pub enum TrustError {
     /// Key, certificate and authority do not belong together.
     #[error("{0}")]
     Mismatch(String),
+    /// A certificate that is not valid now.
+    #[error("the certificate of this host {0}")]
+    Time(&'static str),
+}
+
+impl TrustError {
+    /// The same, which says where.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        match self {
+            at @ Self::File { .. } => at,
+            other => Self::File { path: path.to_owned(), why: other.to_string() },
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! have.
 
 use crate::TrustError;
+use crate::pem::unreadable;
 use atoll_format::id::{ClusterId, HostId};
 use rustls::pki_types::CertificateDer;
 
@@ -50,9 +51,22 @@ impl Identity {
     }
 }
 
-/// The DNS name that every host of a cluster has, for TLS: which host it is, the URI says.
+/// Behind the cluster in [`cluster_name`].
+const DOMAIN: &str = ".cluster.atoll.internal";
+
+/// The DNS name that every host of a cluster has, and its authority, for TLS: which host it is, the
+/// URI says.
 pub(crate) fn cluster_name(cluster: ClusterId) -> String {
-    format!("{cluster}.cluster.atoll.internal")
+    format!("{cluster}{DOMAIN}")
+}
+
+/// The cluster whose name a certificate has.
+pub(crate) fn cluster_of(certificate: &CertificateDer<'_>) -> Result<ClusterId, TrustError> {
+    let what = unreadable("the certificate of the authority");
+    let certificate = webpki::EndEntityCert::try_from(certificate).map_err(&what)?;
+    let mut names = certificate.valid_dns_names();
+    let found = names.find_map(|name| name.strip_suffix(DOMAIN)?.parse().ok());
+    found.ok_or_else(|| TrustError::Mismatch("the authority is none of a cluster".into()))
 }
 
 #[cfg(test)]

@@ -12,15 +12,20 @@
 
 mod authority;
 mod credentials;
+mod ends;
 mod error;
+mod files;
 mod identity;
+mod pem;
 mod tls;
+mod validity;
 
 pub use authority::Authority;
 pub use credentials::{Credentials, HostKey};
 pub use error::TrustError;
 pub use identity::Identity;
-pub use tls::PeerTls;
+pub use tls::{PeerTls, refusal};
+pub use validity::Validity;
 
 /// How long a certificate of a host is valid, in seconds: 90 days.
 pub const HOST_VALID_S: u64 = 90 * 24 * 3600;

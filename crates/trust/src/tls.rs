@@ -1,27 +1,18 @@
 //! The two ends of a connection between hosts.
 
-use crate::credentials::unreadable;
-use crate::identity::cluster_name;
-use crate::{Credentials, Identity, TrustError};
-use rustls::client::Resumption;
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::ServerName;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::version::TLS13;
-use rustls::{
-    CipherSuite, ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig,
-    ServerConnection,
-};
+use crate::TrustError;
+use crate::credentials::Credentials;
+use crate::ends::Ends;
+use crate::identity::Identity;
+use rustls::{ClientConnection, Connection, ServerConnection};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// Makes the ends of connections of one host. Clones are the same.
+/// Makes the ends of connections of one host. Clones are the same, also after [`PeerTls::renew`].
 #[derive(Clone)]
 pub struct PeerTls {
     identity: Identity,
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
-    name: ServerName<'static>,
+    ends: Arc<RwLock<Ends>>,
 }
 
 impl PeerTls {
@@ -30,34 +21,27 @@ impl PeerTls {
     /// # Errors
     /// They do not belong together.
     pub fn new(credentials: &Credentials) -> Result<Self, TrustError> {
-        let identity = credentials.identity();
-        let mismatch = |e: &dyn fmt::Display| {
-            TrustError::Mismatch(format!("key, certificate and authority do not fit: {e}"))
-        };
-        let provider = Arc::new(provider());
-        let mut roots = RootCertStore::empty();
-        roots.add(credentials.authority()?).map_err(unreadable("the authority"))?;
-        let roots = Arc::new(roots);
-        let chain = vec![credentials.certificate()?];
-        let mut client = ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|e| mismatch(&e))?
-            .with_root_certificates(roots.clone())
-            .with_client_auth_cert(chain.clone(), credentials.key()?)
-            .map_err(|e| mismatch(&e))?;
-        client.resumption = Resumption::disabled();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
-        let mut server = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|e| mismatch(&e))?
-            .with_client_cert_verifier(verifier.build().map_err(|e| mismatch(&e))?)
-            .with_single_cert(chain, credentials.key()?)
-            .map_err(|e| mismatch(&e))?;
-        server.session_storage = Arc::new(NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
-        let name = ServerName::try_from(cluster_name(identity.cluster))
-            .map_err(unreadable("the name of the cluster"))?;
-        Ok(Self { identity, client: Arc::new(client), server: Arc::new(server), name })
+        let ends = Arc::new(RwLock::new(credentials.ends()?));
+        Ok(Self { identity: credentials.identity(), ends })
+    }
+
+    /// Uses other credentials of the same host for connections that are made from now on.
+    ///
+    /// # Errors
+    /// They are another host's, or do not belong together; the old ones stay in use.
+    pub fn renew(&self, credentials: &Credentials) -> Result<(), TrustError> {
+        if credentials.identity() != self.identity {
+            let (new, old) = (credentials.identity().uri(), self.identity.uri());
+            let what = format!("the new certificate is of {new}, this host is {old}");
+            return Err(TrustError::Mismatch(what));
+        }
+        let ends = credentials.ends()?;
+        *self.ends.write().unwrap_or_else(PoisonError::into_inner) = ends;
+        Ok(())
+    }
+
+    fn ends(&self) -> RwLockReadGuard<'_, Ends> {
+        self.ends.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whose end it is.
@@ -70,7 +54,11 @@ impl PeerTls {
     /// # Errors
     /// There is no randomness for it.
     pub fn connect(&self) -> Result<Connection, rustls::Error> {
-        ClientConnection::new(self.client.clone(), self.name.clone()).map(Connection::from)
+        let (client, name) = {
+            let ends = self.ends();
+            (ends.client.clone(), ends.name.clone())
+        };
+        ClientConnection::new(client, name).map(Connection::from)
     }
 
     /// The end that is connected to.
@@ -78,7 +66,8 @@ impl PeerTls {
     /// # Errors
     /// As [`Self::connect`].
     pub fn accept(&self) -> Result<Connection, rustls::Error> {
-        ServerConnection::new(self.server.clone()).map(Connection::from)
+        let server = self.ends().server.clone();
+        ServerConnection::new(server).map(Connection::from)
     }
 
     /// Who has proved to be at the other end of a connection whose handshake is over.
@@ -92,22 +81,42 @@ impl PeerTls {
     }
 }
 
+/// What went wrong in a handshake, in the words of people: a clause about the other end.
+pub fn refusal(error: &rustls::Error) -> String {
+    use rustls::{AlertDescription as Alert, CertificateError as Bad, Error};
+    let said = match error {
+        Error::InvalidCertificate(bad) => match bad {
+            Bad::UnknownIssuer | Bad::BadSignature => {
+                "its certificate was signed by another authority than this host's"
+            }
+            Bad::Expired | Bad::ExpiredContext { .. } => "its certificate has expired",
+            Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
+                "its certificate is not valid yet: are the clocks right?"
+            }
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
+                "its certificate is of another cluster"
+            }
+            _ => return format!("its certificate is no good: {error}"),
+        },
+        Error::NoCertificatesPresented => "it shows no certificate",
+        Error::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => {
+            "it refuses this host's certificate, which another authority has signed than its own"
+        }
+        Error::AlertReceived(Alert::CertificateExpired) => {
+            "it refuses this host's certificate as expired, or not valid yet"
+        }
+        Error::AlertReceived(Alert::BadCertificate | Alert::CertificateUnknown) => {
+            "it refuses this host's certificate; its log says why"
+        }
+        Error::InvalidMessage(_) => "what it sends is not TLS: is network.tls false there?",
+        _ => return format!("TLS: {error}"),
+    };
+    said.into()
+}
+
 impl fmt::Debug for PeerTls {
     /// Without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PeerTls({})", self.identity.uri())
     }
-}
-
-/// AES with 128 bits first: a third less time for each block than with 256, and as far out of
-/// reach. ChaCha20 where processors have no AES.
-fn provider() -> CryptoProvider {
-    let mut provider = ring::default_provider();
-    let rank = |suite: CipherSuite| match suite {
-        CipherSuite::TLS13_AES_128_GCM_SHA256 => 0,
-        CipherSuite::TLS13_AES_256_GCM_SHA384 => 1,
-        _ => 2,
-    };
-    provider.cipher_suites.sort_by_key(|suite| rank(suite.suite()));
-    provider
 }

@@ -1,18 +1,16 @@
 //! Two ends of a connection in memory: who is let in, and as whom.
 
-#![allow(clippy::disallowed_methods, reason = "certificates are for the clock of this machine")]
-
 use atoll_format::id::{ClusterId, HostId};
 use atoll_trust::{Authority, Credentials, HOST_VALID_S, HostKey, Identity, PeerTls, TrustError};
+use rustix::time::{ClockId, clock_gettime};
 use rustls::Connection;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::time::SystemTime;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
 
 fn now_s() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs()
+    clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs()
 }
 
 fn authority() -> Authority {
@@ -20,10 +18,7 @@ fn authority() -> Authority {
 }
 
 fn credentials_at(authority: &Authority, host: u64, now_s: u64) -> Credentials {
-    let key = HostKey::generate().expect("made");
-    let request = key.request().expect("made");
-    let certificate = authority.issue(&request, HostId(host), now_s).expect("issued");
-    key.certified(&certificate, authority.certificate()).expect("fits")
+    authority.equip(HostId(host), now_s, HOST_VALID_S).expect("issued")
 }
 
 fn credentials(authority: &Authority, host: u64) -> Credentials {
@@ -116,12 +111,12 @@ fn the_authority_signs_only_what_its_own_key_asks_for() {
     let flipped = if lines[at].starts_with('A') { "B" } else { "A" };
     lines[at].replace_range(..1, flipped);
     for bad in ["", "-----BEGIN CERTIFICATE REQUEST-----\n", &lines.join("\n")] {
-        let refused = authority.issue(bad, HostId(1), now_s()).expect_err("refused");
+        let refused = authority.issue(bad, HostId(1), now_s(), HOST_VALID_S).expect_err("refused");
         assert!(matches!(refused, TrustError::Unreadable { .. }), "{refused}");
     }
     let (key, other) = (HostKey::generate().expect("made"), HostKey::generate().expect("made"));
     let request = other.request().expect("made");
-    let certificate = authority.issue(&request, HostId(1), now_s()).expect("issued");
+    let certificate = authority.issue(&request, HostId(1), now_s(), HOST_VALID_S).expect("issued");
     let refused = key.certified(&certificate, authority.certificate()).expect_err("another key");
     assert!(matches!(refused, TrustError::Mismatch(_)), "{refused}");
     let key = HostKey::generate().expect("made");
@@ -132,7 +127,8 @@ fn the_authority_signs_only_what_its_own_key_asks_for() {
 #[test]
 fn the_authority_comes_back_from_its_files() {
     let first = authority();
-    let again = Authority::from_pem(CLUSTER, first.certificate(), &first.key()).expect("read");
+    let again = Authority::from_pem(first.certificate(), &first.key()).expect("read");
+    assert_eq!(again.cluster(), CLUSTER);
     let (a, b) = (tls(&credentials(&first, 0xa)), tls(&credentials(&again, 0xb)));
     connect(&a, &b).expect("one cluster");
     connect(&b, &a).expect("one cluster");
@@ -164,4 +160,82 @@ fn files_come_back_and_a_key_that_others_may_read_is_refused() {
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("ours");
     std::fs::write(dir.join("host.crt"), authority.certificate()).expect("ours");
     Credentials::load(&dir).expect_err("the certificate of somebody else");
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused_with_what_and_where() {
+    let (dir, ours, theirs) = (tempfile::tempdir().expect("there"), authority(), authority());
+    let dir = dir.path();
+    let good = credentials(&ours, 0xa);
+    let foreign = credentials(&theirs, 0xa);
+    let text = |c: &Credentials, name: &str| {
+        let dir = tempfile::tempdir().expect("there");
+        c.save(dir.path()).expect("written");
+        std::fs::read_to_string(dir.path().join(name)).expect("there")
+    };
+    let certificate = text(&good, "host.crt");
+    let half = certificate[..certificate.len() / 2].to_owned();
+    for (name, bad, says) in [
+        ("host.crt", text(&foreign, "host.crt"), "was not signed by that authority"),
+        ("authority.crt", text(&foreign, "authority.crt"), "was not signed by that authority"),
+        ("host.key", text(&foreign, "host.key"), "do not fit"),
+        ("host.crt", half.clone(), "cannot be read"),
+        ("authority.crt", half, "cannot be read"),
+        ("host.key", "-----BEGIN PRIVATE KEY-----\n".into(), "cannot be read"),
+        ("host.key", String::new(), "cannot be read"),
+        ("host.crt", "x".repeat(100_000), "longer than"),
+    ] {
+        good.save(dir).expect("written");
+        Credentials::load(dir).expect("good so far");
+        std::fs::write(dir.join(name), bad).expect("ours");
+        let refused = Credentials::load(dir).expect_err(name).to_string();
+        assert!(refused.contains(says), "{name}: {refused}");
+        assert!(refused.contains(dir.to_str().expect("text")), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_certificate_says_when_it_is_valid() {
+    let (authority, now) = (authority(), now_s());
+    let validity = authority.equip(HostId(1), now, 900).expect("made").validity();
+    assert_eq!((validity.from_s, validity.until_s), (now - 3600, now + 900));
+    let at = |s| validity.check(s).err().map(|e| e.to_string());
+    assert_eq!([at(now - 3600), at(now), at(now + 900)], [None, None, None]);
+    assert!(at(now + 901).is_some_and(|why| why.contains("expired")));
+    assert!(at(now - 3601).is_some_and(|why| why.contains("not valid yet")));
+    // 4500 s of life, the hour before included.
+    assert!(!validity.is_nearly_over(now - 601) && validity.is_nearly_over(now - 600));
+    assert_eq!((validity.left_s(now), validity.left_s(now + 901)), (900, 0));
+}
+
+#[test]
+fn renewed_credentials_are_used_for_new_connections_and_only_of_the_same_host() {
+    let (ours, theirs) = (authority(), authority());
+    let (a, b) = (tls(&credentials(&theirs, 0xa)), tls(&credentials(&ours, 0xb)));
+    let clone = a.clone();
+    connect(&clone, &b).expect_err("another authority");
+    a.renew(&credentials(&ours, 0xa)).expect("the same host");
+    connect(&clone, &b).expect("believed now");
+    let refused = a.renew(&credentials(&ours, 0xc)).expect_err("another host").to_string();
+    assert!(refused.contains("000000000000000c"), "{refused}");
+    connect(&clone, &b).expect("as before");
+}
+
+#[test]
+fn an_authority_is_kept_in_files_and_never_replaced() {
+    let dir = tempfile::tempdir().expect("there");
+    let dir = dir.path().join("authority");
+    assert!(!Authority::is_in(&dir));
+    let first = authority();
+    first.save(&dir).expect("written");
+    let mode = |path: &std::path::Path| {
+        std::fs::metadata(path).expect("there").permissions().mode() & 0o777
+    };
+    assert_eq!((mode(&dir), mode(&dir.join("authority.key"))), (0o700, 0o600));
+    let again = Authority::load(&dir).expect("read");
+    assert_eq!((again.cluster(), again.certificate()), (CLUSTER, first.certificate()));
+    let refused = authority().save(&dir).expect_err("there is one").to_string();
+    assert!(refused.contains("not replaced"), "{refused}");
+    std::fs::set_permissions(dir.join("authority.key"), PermissionsExt::from_mode(0o644)).unwrap();
+    Authority::load(&dir).expect_err("others read its key");
 }
