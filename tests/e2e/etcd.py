@@ -103,11 +103,20 @@ class EtcdCluster(Cluster):
             f'[[group]]\ndisks = ["{own}/disk1"]\n'
         )
 
+    def certify(self, host):
+        """Gives a host a certificate of the cluster's authority, which is made for the first one."""
+        authority = os.path.join(self.directory, "authority")
+        if not os.path.exists(authority):
+            self.tool("cluster", "authority", "create", "--dir", authority)
+        trust = os.path.join(self.host_dir(host), "data", "trust")
+        self.tool("cluster", "certificate", "--authority", authority, "--out", trust)
+
     def begin(self):
         for member in range(self.etcd.members):
             self.etcd.start(member)
         for host in range(1, self.hosts + 1):
             os.mkdir(self.host_dir(host))
+            self.certify(host)
             with open(os.path.join(self.host_dir(host), "disk1"), "xb") as disk:
                 disk.truncate(self.disk_size)
             with open(os.path.join(self.host_dir(host), "atoll.toml"), "x", encoding="ascii") as f:

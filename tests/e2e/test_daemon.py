@@ -106,6 +106,7 @@ class Stderr(Daemons):
             f.write(
                 f'[host]\nname = "other"\ndata_dir = "{own}/data"\n[network]\napi = ""\n'
                 f'api_socket = "{own}/api.sock"\npeer = ["127.0.0.9:{self.cluster_port()}"]\n'
+                "tls = false\n"
                 f'[directory]\nsocket = "{own}/none"\n[frontends]\nnbd = {{ unix = "" }}\n'
             )
         with open(path, "wb") as out:

@@ -183,6 +183,7 @@ class Words(ClusterTest):
         cluster, etcd = self.cluster, self.cluster.etcd
         own = cluster.host_dir(1)
         os.mkdir(own)
+        cluster.certify(1)
         with open(os.path.join(own, "disk1"), "xb") as disk:
             disk.truncate(cluster.disk_size)
         config = os.path.join(own, "atoll.toml")
@@ -209,7 +210,7 @@ class Words(ClusterTest):
         etcd.ctl("put", "/typo/keys/cluster", etcd.ctl("get", "/atoll/keys/cluster", "--print-value-only").stdout.strip().replace(self.cluster_id(own), "0123456789abcdef"))
         cluster.start(1, serving=False)
         self.assertNotEqual(cluster.processes[1].wait(20), 0)
-        self.says(1, "its directory holds cluster 0123456789abcdef")
+        self.says(1, "directory holds cluster 0123456789abcdef")
         cluster.processes.clear()
 
     @staticmethod

@@ -296,6 +296,12 @@ class Package(unittest.TestCase):
         checked = machine.run("atoll", "host", "prepare", "--check")
         self.assertRegex(checked, r"ok +disk /mnt/disk1 +2\.0 GiB, empty +atoll group create /mnt/disk1\n")
 
+        machine.run("atoll", "cluster", "authority", "create", "--dir", "/root/authority")
+        made = ("--authority", "/root/authority", "--out", "/var/lib/atoll/trust")
+        machine.run("atoll", "cluster", "certificate", *made)
+        key = machine.run("stat", "-c", "%a %U", "/var/lib/atoll/trust/host.key")
+        self.assertEqual(key.strip(), "600 atoll", "the host reads it, and nobody else")
+
         machine.ask("start", "atoll", 1_500_000)
         waiting = wait_until("the host to say what it waits for", lambda: machine.heard("atoll"), 10)
         self.assertTrue(all(m.startswith("STATUS=this host ") for m in waiting), waiting)

@@ -11,7 +11,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("object", &["format", "world", "transport"]),
     ("node", &["format", "world", "store", "transport", "object"]),
     ("front", &["world"]),
-    ("real", &["format", "world", "directory"]),
+    ("trust", &["format"]),
+    ("real", &["format", "world", "directory", "trust"]),
     ("etcd", &["world", "directory"]),
     ("sim", &["format", "world", "directory", "store", "transport", "object", "node", "front"]),
     ("api", &["format"]),
@@ -30,6 +31,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "etcd",
             "sim",
             "api",
+            "trust",
         ],
     ),
 ];

@@ -234,6 +234,12 @@ pub struct Host {
     /// Load of its clients.
     #[serde(default)]
     pub io: Option<Io>,
+    /// Whether its connections with other hosts use TLS; null while it does not tell.
+    #[serde(default)]
+    pub tls: Option<bool>,
+    /// Until when its certificate is valid, RFC 3339; null: it has none, or does not tell.
+    #[serde(default)]
+    pub certificate_until: Option<String>,
 }
 
 /// What a disk is to Atoll.

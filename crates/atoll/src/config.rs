@@ -163,10 +163,17 @@ pub const KEYS: &[Key] = &[
     key("network.api_socket", Kind::Socket, "/run/atoll/api.sock", "REST over a Unix socket"),
     key("network.peer", Kind::Addresses, "127.0.0.1:8461", "Where other hosts reach this one"),
     key(
+        "network.tls",
+        Kind::Flag,
+        "true",
+        "TLS between hosts, with the certificate in data_dir/trust; false: hosts believe anybody",
+    ),
+    key(
         "network.allow_unprotected",
         Kind::Flag,
         "false",
-        "Let api, peer and nbd.tcp listen beyond loopback, though nothing is encrypted yet",
+        "Let api and nbd.tcp listen beyond loopback, though they are not encrypted; without tls, \
+         peer too",
     ),
     key(
         "directory.kind",
@@ -283,6 +290,8 @@ pub struct Config {
     pub api_socket: Option<PathBuf>,
     /// `network.peer`; never empty.
     pub peers: Vec<SocketAddr>,
+    /// `network.tls`.
+    pub tls: bool,
     /// `directory`.
     pub directory: DirectoryConfig,
     /// `io.backend`.
@@ -566,7 +575,8 @@ impl Reader {
         let open = self.flag("network.allow_unprotected");
         let api = self.address("network.api", open)?;
         let nbd_tcp = self.address("frontends.nbd.tcp", open)?;
-        let peers = self.addresses("network.peer", open)?;
+        let tls = self.flag("network.tls");
+        let peers = self.addresses("network.peer", open || tls)?;
         self.check_taken_twice(api, nbd_tcp, &peers)?;
         let api_socket = self.socket("network.api_socket");
         if api.is_none() && api_socket.is_none() {
@@ -585,6 +595,7 @@ impl Reader {
             api_writable: self.flag("network.api_writable"),
             api_socket,
             peers,
+            tls,
             directory,
             backend: match self.text("io.backend") {
                 "uring" => Backend::Uring,
@@ -734,11 +745,14 @@ impl Reader {
             return Ok(());
         }
         let place = self.place(path);
+        let (why, way_out) = match path {
+            "network.peer" => ("network.tls is false", "network.tls = true"),
+            _ => ("is neither encrypted nor authenticated", "network.allow_unprotected = true"),
+        };
         Err(bad(format!(
-            "{place}: {path} = {address} can be reached from other machines, and this release \
-             neither encrypts nor authenticates"
+            "{place}: {path} = {address} can be reached from other machines, and {why}"
         ))
-        .hint("use a loopback address, or set network.allow_unprotected = true"))
+        .hint(format!("use a loopback address, or set {way_out}")))
     }
 
     fn check_taken_twice(
@@ -1245,9 +1259,15 @@ mod tests {
         ),
         (
             "[network]\napi = \"0.0.0.0:8460\"\n",
-            "atoll.toml:2: network.api = 0.0.0.0:8460 can be reached from other machines, and this \
-             release neither encrypts nor authenticates",
+            "atoll.toml:2: network.api = 0.0.0.0:8460 can be reached from other machines, and is \
+             neither encrypted nor authenticated",
             "use a loopback address, or set network.allow_unprotected = true",
+        ),
+        (
+            "[network]\npeer = [\"10.0.0.1:8461\"]\ntls = false\n",
+            "atoll.toml:2: network.peer = 10.0.0.1:8461 can be reached from other machines, and \
+             network.tls is false",
+            "use a loopback address, or set network.tls = true",
         ),
         (
             "[network]\napi = \"127.0.0.1:8461\"\n",
@@ -1373,7 +1393,7 @@ mod tests {
         assert_eq!(config.nbd_socket, None);
         assert_eq!(config.api_names, ["storage.lan", "gate:9000"]);
         assert!(!config.api_writable);
-        assert_eq!(config.peers.len(), 2);
+        assert_eq!((config.peers.len(), config.tls), (2, true));
         assert_eq!(config.groups.len(), 1);
         assert!(config.groups[0].all_flash);
         assert_eq!(config.groups[0].log_bytes, Some(2 << 30));

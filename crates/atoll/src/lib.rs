@@ -20,3 +20,4 @@ pub mod serve;
 pub mod service;
 pub mod sim;
 pub mod support;
+pub mod trust;

@@ -7,6 +7,7 @@
 
 use crate::bridge::{Bridge, ShardHandle, bridge};
 use crate::cli::args::{Directory, Serve};
+use crate::cli::certificate::random_id;
 use crate::cli::context::{Context, Interrupt};
 use crate::cli::out::Run;
 use crate::config::{self, Config};
@@ -17,13 +18,13 @@ use crate::log;
 use crate::rest::door::Access;
 use crate::rest::listen::Listeners;
 use crate::service::ServiceManager;
+use crate::trust::HostTrust;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_real::Shard as Thread;
 use atoll_real::directory::{DirectoryClient, DirectoryServer};
 use atoll_world::Directory as _;
 use std::cell::OnceCell;
-use std::io::Read;
 use std::path::Path;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -42,13 +43,18 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     let shards = config.shards(std::thread::available_parallelism().map_or(1, usize::from));
     let shares = descriptors::of_host(disks, shards)?;
     let data = DataDir::lock(&config.data_dir)?;
+    let trust = HostTrust::of(&config, &data)?;
     let host: HostId = {
-        let new = random_host()?;
+        // Who has a certificate is the host that it names.
+        let new = match &trust {
+            Some(trust) => trust.identity().host,
+            None => HostId(random_id()?),
+        };
         data.identity("host-id", || new)?
     };
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
     let listeners = listeners.at_most(shares.api);
-    let plan = Plan::new(config.clone(), shards, shares.nbd);
+    let plan = Plan::new(config.clone(), trust, shards, shares.nbd);
     let (near, handle) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
     let (ended, mut end) = oneshot::channel();
@@ -189,7 +195,7 @@ async fn first(
     bound: oneshot::Sender<Result<(), Problem>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
-    let sockets = match Bound::new(&plan.config, &plan.siblings).await {
+    let sockets = match Bound::new(&plan).await {
         Ok(sockets) => sockets,
         Err(problem) => {
             let _ = bound.send(Err(problem));
@@ -200,15 +206,6 @@ async fn first(
     let engine = Engine::new(plan, host, others);
     tokio::task::spawn_local(handle.serve(engine.clone()));
     engine.live(sockets, &data, stop).await
-}
-
-/// A new identity, from the system's entropy.
-fn random_host() -> Result<HostId, Problem> {
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|e| Problem::new(Code::LocalFile, format!("/dev/urandom: {e}")))?;
-    Ok(HostId(u64::from_le_bytes(bytes)))
 }
 
 /// Runs the embedded directory until it is told to stop.

@@ -6,6 +6,11 @@ const NEXT_STEPS: &[(&str, &str)] = &[
     ("block-lost", "restore the volume from a backup; atoll volume show VOLUME"),
     ("block-repaired", "atoll disk list; a disk with more and more of them is to be replaced"),
     (
+        "certificate-expired",
+        "atoll cluster certificate makes a new one; the host uses it by itself (docs/security.md)",
+    ),
+    ("certificate-unusable", "atoll cluster certificate makes a new one (docs/security.md)"),
+    (
         "copy-refused",
         "stop the copy of this host for good (docs/operations.md, 'Copies of a host')",
     ),
@@ -22,6 +27,10 @@ const NEXT_STEPS: &[(&str, &str)] = &[
     ("no-space", "free some, or add disks or hosts; atoll group list"),
     ("object-without-a-name", "nothing to do unless its volume is missed: then see host logs"),
     ("page-rewritten", "atoll disk list; a disk with more and more of them is to be replaced"),
+    (
+        "peer-refused",
+        "both ends must use TLS, with certificates of one authority, or neither (docs/security.md)",
+    ),
     ("slow-device", "atoll disk list; look at the disk, replace it if it stays slow"),
     ("state-full", "make room on the file system of host.data_dir"),
     ("state-unknown", "look at the file system of host.data_dir"),

@@ -9,6 +9,7 @@
 use crate::directory_view::DirectoryView;
 use crate::event_log::{About, EventLog, EventMark, EventsKept, HostEvents, NodeEvent, Severity};
 use crate::host_board::{Chosen, HostBoard, Noted};
+use crate::membership::refusals::Refusals;
 use crate::repair_queue::RepairQueue;
 use crate::status::HostStatus;
 use crate::volume_lock::table::{Import, LockTable};
@@ -119,6 +120,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub over: Cell<Option<Incarnation>>,
     /// Another life of this host, for which this one has ended.
     pub ended: RefCell<Option<OtherLife>>,
+    /// Connections that are refused again and again.
+    pub refusals: RefCell<Refusals>,
     pub ended_notify: Notify,
 }
 
@@ -158,6 +161,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             manager: RefCell::default(),
             over: Cell::default(),
             ended: RefCell::default(),
+            refusals: RefCell::default(),
             ended_notify: Notify::default(),
         }
     }

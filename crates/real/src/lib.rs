@@ -19,6 +19,7 @@ mod siblings;
 mod stream;
 mod tcp;
 mod timers;
+mod tls;
 mod unix;
 mod uring;
 

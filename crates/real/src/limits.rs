@@ -59,6 +59,9 @@ pub const COPIED_PAYLOAD_MAX: usize = 16 << 10;
 pub const WRITE_PIECES_MAX: usize = 1024;
 /// Bytes that one vectored write takes: a connection with a long queue lets others go first.
 pub const WRITE_BYTES_MAX: usize = 4 << 20;
+/// Bytes of packets that are encrypted ahead of what the system takes, beside the packet that
+/// reaches this.
+pub const TLS_AHEAD: usize = 256 << 10;
 /// Data that is not acknowledged for that long breaks its connection, in milliseconds. Longer
 /// than `transport` takes to find a peer silent, so it ends only what that cannot see: one lane
 /// of several that is stuck.

@@ -4,6 +4,9 @@
 use crate::limits::BACKLOG;
 use crate::siblings::{Arrival, Inbox, SiblingConn, Siblings};
 use crate::tcp::TcpConn;
+use crate::tls::TlsEnd;
+use atoll_format::id::{ClusterId, HostId};
+use atoll_trust::PeerTls;
 use atoll_world::{Conn, Lane, Net, Packet};
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -21,6 +24,8 @@ struct Listeners {
     listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
     inbox: Inbox,
+    /// None: peers are believed to be who they say they are.
+    tls: Option<PeerTls>,
 }
 
 impl RealNet {
@@ -31,14 +36,19 @@ impl RealNet {
     /// # Errors
     /// One of them cannot be listened at; names it.
     pub fn bind(addresses: &[SocketAddr]) -> io::Result<Self> {
-        Self::bind_for(addresses, &Siblings::of(1))
+        Self::bind_for(addresses, &Siblings::of(1), None)
     }
 
-    /// The same, for shard 0 of a process with more of them: it listens for all.
+    /// The same, for shard 0 of a process with more of them: it listens for all. `tls`: for all
+    /// connections with peers.
     ///
     /// # Errors
     /// As [`RealNet::bind`].
-    pub fn bind_for(addresses: &[SocketAddr], siblings: &Siblings) -> io::Result<Self> {
+    pub fn bind_for(
+        addresses: &[SocketAddr],
+        siblings: &Siblings,
+        tls: Option<PeerTls>,
+    ) -> io::Result<Self> {
         let mut listeners = Vec::new();
         for &address in addresses {
             let listen = || {
@@ -54,16 +64,21 @@ impl RealNet {
             listeners.push(listener);
         }
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-        Ok(Self(Rc::new(Listeners { listeners, addresses, inbox: siblings.inbox(0) })))
+        Ok(Self(Rc::new(Listeners { listeners, addresses, inbox: siblings.inbox(0), tls })))
     }
 
     /// For another shard of a process whose shard 0 listens at those addresses.
     ///
     /// # Panics
     /// `siblings` has no such shard, or it has an end of the network already.
-    pub fn of_shard(shard: u8, addresses: &[SocketAddr], siblings: &Siblings) -> Self {
+    pub fn of_shard(
+        shard: u8,
+        addresses: &[SocketAddr],
+        siblings: &Siblings,
+        tls: Option<PeerTls>,
+    ) -> Self {
         let (listeners, addresses) = (Vec::new(), addresses.to_vec());
-        Self(Rc::new(Listeners { listeners, addresses, inbox: siblings.inbox(shard) }))
+        Self(Rc::new(Listeners { listeners, addresses, inbox: siblings.inbox(shard), tls }))
     }
 
     /// Where its process listens, with the ports that the system chose for port 0.
@@ -92,7 +107,10 @@ impl RealNet {
         }
         for listener in &self.0.listeners {
             if let Poll::Ready(accepted) = listener.poll_accept(cx) {
-                return Poll::Ready(accepted.and_then(|(stream, _)| RealConn::over(stream)));
+                let tls = self.0.tls.as_ref();
+                return Poll::Ready(accepted.and_then(|(stream, _)| {
+                    RealConn::over(stream, tls.map(TlsEnd::accept).transpose()?)
+                }));
             }
         }
         Poll::Pending
@@ -113,7 +131,10 @@ impl Net for RealNet {
         );
         for to in tokio::net::lookup_host(endpoint).await? {
             match self.connect_to(to).await {
-                Ok(stream) => return RealConn::over(stream),
+                Ok(stream) => {
+                    let tls = self.0.tls.as_ref().map(TlsEnd::connect).transpose()?;
+                    return RealConn::over(stream, tls);
+                }
                 Err(e) => last = io::Error::new(e.kind(), format!("{to}: {e}")),
             }
         }
@@ -126,7 +147,10 @@ impl Net for RealNet {
 
     fn hand_over(&self, conn: &RealConn, first: Packet, shard: u8) -> io::Result<()> {
         match &conn.0 {
-            Way::Tcp { conn, .. } => self.0.inbox.hand_over(conn.hand_over()?, first, shard),
+            Way::Tcp { conn, .. } => {
+                let (socket, tls) = conn.hand_over()?;
+                self.0.inbox.hand_over(socket, tls, first, shard)
+            }
             // It names the shard that it connects to.
             Way::Sibling(_) => Err(io::ErrorKind::InvalidInput.into()),
         }
@@ -154,15 +178,15 @@ enum Way {
 }
 
 impl RealConn {
-    fn over(stream: TcpStream) -> io::Result<Self> {
-        Ok(Self(Way::Tcp { conn: TcpConn::new(stream)?, first: Rc::default() }))
+    fn over(stream: TcpStream, tls: Option<TlsEnd>) -> io::Result<Self> {
+        Ok(Self(Way::Tcp { conn: TcpConn::new(stream, tls)?, first: Rc::default() }))
     }
 
     fn arrived(arrival: Arrival) -> io::Result<Self> {
         match arrival {
             Arrival::Sibling(conn) => Ok(Self(Way::Sibling(conn.into()))),
-            Arrival::Handed { socket, first } => {
-                let conn = TcpConn::new(TcpStream::from_std(socket)?)?;
+            Arrival::Handed { socket, tls, first } => {
+                let conn = TcpConn::new(TcpStream::from_std(socket)?, tls.map(|tls| *tls))?;
                 Ok(Self(Way::Tcp { conn, first: Rc::new(RefCell::new(Some(first))) }))
             }
         }
@@ -200,6 +224,14 @@ impl Conn for RealConn {
         match &self.0 {
             Way::Tcp { conn, .. } => conn.peer(),
             Way::Sibling(conn) => conn.peer(),
+        }
+    }
+
+    fn proven(&self) -> Option<(ClusterId, HostId)> {
+        match &self.0 {
+            Way::Tcp { conn, .. } => conn.proven(),
+            // Of this process.
+            Way::Sibling(_) => None,
         }
     }
 }

@@ -10,6 +10,7 @@
 //! shard. How many packets are under way is bounded by the credits of `transport`.
 
 use crate::limits::ARRIVALS_MAX;
+use crate::tls::TlsEnd;
 use atoll_world::Packet;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ pub(crate) enum Arrival {
     /// Of another shard.
     Sibling(End),
     /// Of a peer: the socket, and what the shard that listens has read of it.
-    Handed { socket: TcpStream, first: Box<Packet> },
+    Handed { socket: TcpStream, tls: Option<Box<TlsEnd>>, first: Box<Packet> },
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -117,8 +118,15 @@ impl Inbox {
     }
 
     /// Gives the socket of a peer to another shard.
-    pub fn hand_over(&self, socket: TcpStream, first: Packet, shard: u8) -> io::Result<()> {
-        self.siblings.push(shard, Arrival::Handed { socket, first: Box::new(first) })
+    pub fn hand_over(
+        &self,
+        socket: TcpStream,
+        tls: Option<TlsEnd>,
+        first: Packet,
+        shard: u8,
+    ) -> io::Result<()> {
+        let (tls, first) = (tls.map(Box::new), Box::new(first));
+        self.siblings.push(shard, Arrival::Handed { socket, tls, first })
     }
 }
 

@@ -9,9 +9,11 @@
 //! payload lies in one 4 KiB-aligned buffer; a `recv` that is dropped loses nothing.
 
 use crate::limits::{
-    COPIED_PAYLOAD_MAX, STREAM_BUFFER, TCP_UNACKED_MS, WRITE_BYTES_MAX, WRITE_PIECES_MAX,
+    COPIED_PAYLOAD_MAX, STREAM_BUFFER, TCP_UNACKED_MS, TLS_AHEAD, WRITE_BYTES_MAX, WRITE_PIECES_MAX,
 };
+use crate::tls::TlsEnd;
 use atoll_format::frame::{FrameHead, HEAD_LEN};
+use atoll_format::id::{ClusterId, HostId};
 use atoll_world::buf::total_len;
 use atoll_world::{BufMut, Packet};
 use std::cell::{Cell, RefCell};
@@ -36,6 +38,8 @@ struct Shared {
     outgoing: RefCell<Outgoing>,
     incoming: RefCell<Incoming>,
     stream: TcpStream,
+    /// None: what is sent and comes is not encrypted.
+    tls: RefCell<Option<TlsEnd>>,
     /// The task that writes.
     writer: RefCell<Option<Waker>>,
     /// Who waits in `recv`.
@@ -47,7 +51,7 @@ struct Shared {
 }
 
 impl TcpConn {
-    pub fn new(stream: TcpStream) -> io::Result<Self> {
+    pub fn new(stream: TcpStream, tls: Option<TlsEnd>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_tcp_user_timeout(&stream, TCP_UNACKED_MS)?;
         let peer = stream.peer_addr()?.to_string();
@@ -56,6 +60,7 @@ impl TcpConn {
             outgoing: RefCell::default(),
             incoming: RefCell::new(Incoming::new()),
             stream,
+            tls: RefCell::new(tls),
             writer: RefCell::default(),
             reader: RefCell::default(),
             finished: Cell::new(false),
@@ -91,7 +96,13 @@ impl Shared {
     fn poll_write(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut outgoing = self.outgoing.borrow_mut();
-            if outgoing.packets.is_empty() || self.broken.get() {
+            let mut tls = self.tls.borrow_mut();
+            let may_write = match &*tls {
+                Some(tls) => tls.wants_write() || tls.wants_plain() && !outgoing.packets.is_empty(),
+                None => !outgoing.packets.is_empty(),
+            };
+            if !may_write || self.broken.get() {
+                // Packets may wait for the end of a handshake yet.
                 if self.finished.get() || self.broken.get() {
                     return Poll::Ready(Ok(()));
                 }
@@ -99,7 +110,11 @@ impl Shared {
                 return Poll::Pending;
             }
             ready!(self.stream.poll_write_ready(cx))?;
-            match outgoing.write(&self.stream) {
+            let written = match &mut *tls {
+                Some(tls) => outgoing.write_tls(tls, &self.stream),
+                None => outgoing.write(&self.stream),
+            };
+            match written {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
@@ -134,7 +149,23 @@ impl TcpConn {
         if shared.broken.get() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        let next = shared.incoming.borrow_mut().poll_next(&shared.stream, cx);
+        let mut incoming = shared.incoming.borrow_mut();
+        let next = match &mut *shared.tls.borrow_mut() {
+            None => incoming.poll_next(&shared.stream, cx),
+            Some(tls) => {
+                let was_proven = tls.proven().is_some();
+                let next = incoming.poll_next_tls(tls, &shared.stream, cx);
+                // The handshake goes on, or is over.
+                if tls.wants_write() || !was_proven && tls.proven().is_some() {
+                    wake(&shared.writer);
+                }
+                if let Poll::Ready(Err(_)) = next {
+                    // Why, if the system takes it at once.
+                    let _ = tls.write_to(|slices| shared.stream.try_write_vectored(slices));
+                }
+                next
+            }
+        };
         if next.is_pending() {
             // The socket wakes it too; this is for `close`.
             *shared.reader.borrow_mut() = Some(cx.waker().clone());
@@ -150,7 +181,10 @@ impl TcpConn {
         // A last word may be queued: it goes if the system takes it at once.
         let mut outgoing = shared.outgoing.borrow_mut();
         if !outgoing.packets.is_empty() {
-            let _ = outgoing.write(&shared.stream);
+            let _ = match &mut *shared.tls.borrow_mut() {
+                Some(tls) => outgoing.write_tls(tls, &shared.stream),
+                None => outgoing.write(&shared.stream),
+            };
         }
         drop(outgoing);
         shared.break_off();
@@ -160,12 +194,16 @@ impl TcpConn {
         self.0.0.peer.clone()
     }
 
-    /// The socket, for another thread, which goes on behind the packet that was taken last. This
-    /// end is of no use any more.
+    pub fn proven(&self) -> Option<(ClusterId, HostId)> {
+        self.0.0.tls.borrow().as_ref()?.proven()
+    }
+
+    /// The socket, and the end of TLS over it, for another thread, which goes on behind the packet
+    /// that was taken last. This end is of no use any more.
     ///
     /// # Errors
     /// The peer has sent more than that packet, or there are no file descriptors left.
-    pub fn hand_over(&self) -> io::Result<std::net::TcpStream> {
+    pub fn hand_over(&self) -> io::Result<(std::net::TcpStream, Option<TlsEnd>)> {
         let shared = &self.0.0;
         let incoming = shared.incoming.borrow();
         if incoming.start != incoming.end || incoming.frame.is_some() || shared.broken.get() {
@@ -175,7 +213,7 @@ impl TcpConn {
         // Not `break_off`: the socket lives on.
         shared.broken.set(true);
         wake(&shared.writer);
-        Ok(socket.into())
+        Ok((socket.into(), shared.tls.take()))
     }
 }
 
@@ -188,6 +226,27 @@ struct Outgoing {
 }
 
 impl Outgoing {
+    /// Encrypts some of it, and writes of what is encrypted as much as it takes.
+    fn write_tls(&mut self, tls: &mut TlsEnd, to: &TcpStream) -> io::Result<()> {
+        if tls.wants_plain() && !self.packets.is_empty() {
+            let (mut slices, mut bytes, mut count) = (Vec::new(), 0, 0);
+            for packet in &self.packets {
+                if bytes >= TLS_AHEAD {
+                    break;
+                }
+                let payload = packet.payload.iter().map(|p| &p[..]);
+                for piece in [&packet.head[..], &packet.body].into_iter().chain(payload) {
+                    bytes += piece.len();
+                    slices.push(IoSlice::new(piece));
+                }
+                count += 1;
+            }
+            tls.encrypt(&slices)?;
+            self.packets.drain(..count);
+        }
+        tls.write_to(|slices| to.try_write_vectored(slices))
+    }
+
     /// One vectored write of as much as it takes.
     fn write(&mut self, to: &TcpStream) -> io::Result<()> {
         let mut slices = Vec::with_capacity(WRITE_PIECES_MAX.min(3 * self.packets.len()));
@@ -238,6 +297,13 @@ fn read_some(from: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
     read
 }
 
+fn speaks_tls() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "it speaks TLS, and network.tls is false on this host",
+    )
+}
+
 /// What has been read and not been taken.
 struct Incoming {
     /// The stream; the bytes of `start..end` are unread. Pages that are never reached cost nothing.
@@ -283,12 +349,82 @@ impl Incoming {
             };
             ready!(from.poll_read_ready(cx))?;
             match read_some(from, into) {
-                Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Poll::Ready(Err(self.ended())),
                 Ok(n) => *count += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }
         }
+    }
+
+    /// The same over TLS. A record goes where its bytes stay, but for what is behind the frame that
+    /// it completes.
+    fn poll_next_tls(
+        &mut self,
+        tls: &mut TlsEnd,
+        from: &TcpStream,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Packet>> {
+        loop {
+            if let Some(packet) = self.take()? {
+                return Poll::Ready(Ok(packet));
+            }
+            if tls.is_over() {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+            ready!(from.poll_read_ready(cx))?;
+            let room = tls.room();
+            match read_some(from, room) {
+                // Whoever connects may be anybody who looks for open ports, and goes again.
+                Ok(0) if tls.proven().is_none() && tls.connects() => {
+                    return Poll::Ready(Err(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        "it closed the connection in the TLS handshake: its log says why, or it \
+                         does not use TLS",
+                    )));
+                }
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => tls.came(n, |plain| self.put(plain))?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+
+    /// Whether what is unread begins as a greeting or a refusal of TLS does, and no frame does.
+    fn speaks_tls(&self) -> bool {
+        const ALERT: u8 = 21;
+        const HANDSHAKE: u8 = 22;
+        matches!(self.buffer[self.start..self.end], [ALERT | HANDSHAKE, 3, ..])
+    }
+
+    /// Why nothing more comes.
+    fn ended(&self) -> io::Error {
+        if self.speaks_tls() { speaks_tls() } else { io::ErrorKind::UnexpectedEof.into() }
+    }
+
+    /// Puts plaintext behind what is unread.
+    fn put(&mut self, mut plain: &[u8]) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if let Some(frame) = self.frame.as_mut().filter(|f| f.body.len() == f.body_len) {
+                let (payload, rest) =
+                    plain.split_at(plain.len().min(frame.payload.len() - frame.filled));
+                frame.payload[frame.filled..][..payload.len()].copy_from_slice(payload);
+                frame.filled += payload.len();
+                plain = rest;
+            }
+        }
+        if self.end + plain.len() > self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end + plain.len() > self.buffer.len() {
+            // Records of one read: at most as much as the buffer holds, and what was left.
+            self.buffer.resize(self.end + plain.len(), 0);
+        }
+        self.buffer[self.end..][..plain.len()].copy_from_slice(plain);
+        self.end += plain.len();
     }
 
     /// Takes the next packet out of what was read, if it is complete.
@@ -298,8 +434,10 @@ impl Incoming {
             let Some((head, rest)) = unread.split_first_chunk::<HEAD_LEN>() else {
                 return Ok(None);
             };
-            let lens = FrameHead::decode(head)
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+            let lens = FrameHead::decode(head).map_err(|e| match self.speaks_tls() {
+                true => speaks_tls(),
+                false => io::Error::new(io::ErrorKind::InvalidData, e),
+            })?;
             unread = rest;
             let body_len = lens.body_len as usize;
             self.frame = Some(Frame {

@@ -7,9 +7,10 @@ use atoll_front::memory::{Fixed, MemoryVolume};
 use atoll_front::nbd::{Ended, Served, Server, Suspended};
 use atoll_real::{
     DetachedStream, RealConn, RealNet, RealStream, RealWorld, Shard, Siblings, StreamListener, now,
-    run, sleep_until,
+    run, sleep_until, unix_ms,
 };
 use atoll_transport::{BadMessage, CallError, Encoded, Identity, Message, Peers, Service};
+use atoll_trust::{Authority, HOST_VALID_S, PeerTls};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
@@ -22,6 +23,8 @@ use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -80,7 +83,22 @@ fn start_shard(net: &RealNet, Addr { host, shard }: Addr, shards: u8, service: T
 }
 
 fn bind(ip: [u8; 4], port: u16) -> RealNet {
-    RealNet::bind(&[SocketAddr::from((ip, port))]).unwrap()
+    bind_as(None, ip, port)
+}
+
+fn bind_as(tls: Option<&PeerTls>, ip: [u8; 4], port: u16) -> RealNet {
+    let at = [SocketAddr::from((ip, port))];
+    RealNet::bind_for(&at, &Siblings::of(1), tls.cloned()).unwrap()
+}
+
+/// An authority of the test's cluster.
+fn authority() -> Authority {
+    Authority::create(ClusterId(1), "test", unix_ms() / 1000).unwrap()
+}
+
+/// With a certificate of that authority.
+fn tls(authority: &Authority, host: HostId) -> PeerTls {
+    PeerTls::new(&authority.equip(host, unix_ms() / 1000, HOST_VALID_S).unwrap()).unwrap()
 }
 
 async fn until(condition: impl Fn() -> bool) {
@@ -113,6 +131,16 @@ async fn ask(peers: &Host, to: Addr, count: u32) {
 
 #[test]
 fn shards_are_asked_by_their_siblings_and_by_peers_over_one_socket() {
+    ask_shards(None, None);
+}
+
+#[test]
+fn shards_are_asked_by_peers_over_one_socket_with_tls() {
+    let authority = authority();
+    ask_shards(Some(tls(&authority, A)), Some(tls(&authority, B)));
+}
+
+fn ask_shards(tls_a: Option<PeerTls>, tls_b: Option<PeerTls>) {
     const COUNT: u32 = 400;
     let siblings = Siblings::of(3);
     let (tell, told) = std::sync::mpsc::channel();
@@ -121,13 +149,12 @@ fn shards_are_asked_by_their_siblings_and_by_peers_over_one_socket() {
     let mut shards = Vec::new();
     for shard in 0..3 {
         let (siblings, tell, done) = (siblings.clone(), tell.clone(), asked_all.clone());
-        let mut ending = ending.clone();
+        let (mut ending, tls) = (ending.clone(), tls_b.clone());
         let main = move || async move {
+            let at = [SocketAddr::from(([127, 0, 0, 3], 0))];
             let net = match shard {
-                0 => {
-                    RealNet::bind_for(&[SocketAddr::from(([127, 0, 0, 3], 0))], &siblings).unwrap()
-                }
-                _ => RealNet::of_shard(shard, &[], &siblings),
+                0 => RealNet::bind_for(&at, &siblings, tls).unwrap(),
+                _ => RealNet::of_shard(shard, &[], &siblings, tls),
             };
             tell.send(net.addresses().first().copied()).unwrap();
             let twice = Twice::default();
@@ -146,7 +173,7 @@ fn shards_are_asked_by_their_siblings_and_by_peers_over_one_socket() {
     }
     let endpoint = (0..3).find_map(|_| told.recv().unwrap()).unwrap();
     run(async {
-        let net = bind([127, 0, 0, 2], 0);
+        let net = bind_as(tls_a.as_ref(), [127, 0, 0, 2], 0);
         let a = start(&net, A, Twice::default());
         a.set_peer(B, vec![endpoint.to_string()]);
         for shard in 0..3 {
@@ -174,8 +201,99 @@ fn bytes(len: usize) -> Buf {
 
 #[test]
 fn calls_of_every_size_come_back_in_order_over_tcp() {
+    call_with_every_size(None, None);
+}
+
+/// Passes on what two ends say to each other and flips a bit of about every 100th piece, until told
+/// to stop. Says how many.
+#[allow(clippy::disallowed_methods, reason = "it is the network, and no part of a host")]
+fn flip_bits(to: SocketAddr, stop: Arc<AtomicBool>) -> (SocketAddr, Arc<AtomicU32>) {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    let listener = TcpListener::bind("127.0.0.9:0").unwrap();
+    let (at, flips) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
+    let count = flips.clone();
+    std::thread::spawn(move || {
+        let pass = |mut from: TcpStream, mut to: TcpStream, flips: Arc<AtomicU32>, seed: u32| {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                let (mut piece, mut chance) = ([0; 16384], seed);
+                while let Ok(len @ 1..) = from.read(&mut piece) {
+                    chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if (chance >> 8).is_multiple_of(100) && !stop.load(Ordering::Relaxed) {
+                        piece[(chance >> 4) as usize % len] ^= 1 << (chance >> 29);
+                        flips.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if to.write_all(&piece[..len]).is_err() {
+                        break;
+                    }
+                }
+                let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+            });
+        };
+        for (n, client) in (1..).zip(listener.incoming()) {
+            let (client, server) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            pass(client, server, count.clone(), n);
+            pass(back.0, back.1, count.clone(), n + 77);
+        }
+    });
+    (at, flips)
+}
+
+/// Each flipped bit ends its connection, and no byte that arrives is another one than was sent.
+#[test]
+fn flipped_bits_cost_the_connection_and_never_a_byte() {
     run(async {
-        let (net_a, net_b) = (bind([127, 0, 0, 2], 0), bind([127, 0, 0, 3], 0));
+        let authority = authority();
+        let (tls_a, tls_b) = (tls(&authority, A), tls(&authority, B));
+        let net_a = bind_as(Some(&tls_a), [127, 0, 0, 2], 0);
+        let net_b = bind_as(Some(&tls_b), [127, 0, 0, 3], 0);
+        let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, Twice::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (proxy, flips) = flip_bits(net_b.addresses()[0], stop.clone());
+        a.set_peer(B, vec![proxy.to_string()]);
+        let (mut good, mut lost) = (0, 0);
+        let give_up = now() + Nanos::from_secs(40);
+        while flips.load(Ordering::Relaxed) < 10 || good < 20 {
+            assert!(now() < give_up, "{good} good, {lost} lost, {flips:?} flips");
+            let whole = bytes([4096, 65536, 300_000][good as usize % 3]);
+            let call = Bytes(good, vec![whole.clone()]);
+            match a.call(B, Lane::Data, call, now() + Nanos::from_secs(2)).await {
+                Ok(Bytes(number, payload)) => {
+                    let payload = atoll_world::buf::join(&payload);
+                    assert!(payload[..] == [&whole[..], &whole].concat(), "wrong bytes");
+                    assert_eq!(number, good);
+                    good += 1;
+                }
+                Err(_) => {
+                    lost += 1;
+                    sleep_until(now() + MS * 20).await;
+                }
+            }
+        }
+        assert!(lost > 0, "no connection was lost");
+        // TLS finds them all: none comes as far as the checksums of frames.
+        assert_eq!(a.counters().frames_bad + b.counters().frames_bad, 0);
+        stop.store(true, Ordering::Relaxed);
+        until(|| a.peer(B).connected).await;
+        ask(&a, B.into(), 32).await;
+        a.stop();
+        b.stop();
+    })
+    .unwrap();
+}
+
+#[test]
+fn calls_of_every_size_come_back_in_order_over_tls() {
+    let authority = authority();
+    call_with_every_size(Some(tls(&authority, A)), Some(tls(&authority, B)));
+}
+
+fn call_with_every_size(tls_a: Option<PeerTls>, tls_b: Option<PeerTls>) {
+    run(async {
+        let net_a = bind_as(tls_a.as_ref(), [127, 0, 0, 2], 0);
+        let net_b = bind_as(tls_b.as_ref(), [127, 0, 0, 3], 0);
         let twice = Twice::default();
         let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, twice.clone()));
         a.set_peer(B, vec![net_b.addresses()[0].to_string()]);
@@ -204,6 +322,48 @@ fn calls_of_every_size_come_back_in_order_over_tcp() {
         b.stop();
     })
     .unwrap();
+}
+
+/// Each end says why, so that it stands in both logs.
+#[test]
+fn who_has_no_certificate_of_the_cluster_for_its_host_is_refused() {
+    let (ours, theirs) = (authority(), authority());
+    let good = tls(&ours, B);
+    let cases: [(Option<PeerTls>, &[&str]); 4] = [
+        (None, &["TLS"]),
+        (Some(tls(&theirs, A)), &["certificate"]),
+        // Of this cluster, and of another host than it says.
+        (
+            Some(tls(&ours, HostId(0xc))),
+            &["'x' says that it is 000000000000000a", "of 000000000000000c"],
+        ),
+        (Some(tls(&ours, A)), &[]),
+    ];
+    for (tls, parts) in cases {
+        run(async {
+            let net_a = bind_as(tls.as_ref(), [127, 0, 0, 2], 0);
+            let net_b = bind_as(Some(&good), [127, 0, 0, 3], 0);
+            let (a, b) = (start(&net_a, A, Twice::default()), start(&net_b, B, Twice::default()));
+            a.set_peer(B, vec![net_b.addresses()[0].to_string()]);
+            b.set_peer(A, vec![net_a.addresses()[0].to_string()]);
+            let soon = || now() + Nanos::from_secs(3);
+            for (from, to) in [(&a, B), (&b, A)] {
+                let said = from.call(to, Lane::Data, Bytes(1, vec![]), soon()).await;
+                match said {
+                    Ok(_) => assert!(parts.is_empty(), "{to} answers"),
+                    Err(CallError::Refused(why)) => {
+                        let says = |part: &&str| why.contains(*part);
+                        assert!(!parts.is_empty() && parts.iter().all(says), "{why}");
+                    }
+                    // One without TLS only sees its connection end.
+                    Err(e) => assert!(tls.is_none() && to == B, "{to}: {e}"),
+                }
+            }
+            a.stop();
+            b.stop();
+        })
+        .unwrap();
+    }
 }
 
 #[test]
@@ -444,7 +604,7 @@ impl Volumes for Exports {
 }
 
 fn nbd_server(elsewhere: Option<u8>) -> Server<RealWorld<NoDirectory>, Exports> {
-    let net = RealNet::of_shard(elsewhere.map_or(1, |_| 0), &[], &Siblings::of(2));
+    let net = RealNet::of_shard(elsewhere.map_or(1, |_| 0), &[], &Siblings::of(2), None);
     let world = RealWorld::new(net, NoDirectory).unwrap();
     let disk = MemoryVolume::new(VOLUME_BYTES);
     let volumes = Fixed::new([("disk".to_owned(), disk, String::new())]);

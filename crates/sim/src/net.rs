@@ -11,6 +11,7 @@
 use crate::executor::Executor;
 use crate::fault::{FaultKind, Faults, NetRates};
 use crate::rng::Rng;
+use atoll_format::id::{ClusterId, HostId};
 use atoll_world::net::{Conn, Lane, Net, Packet};
 use atoll_world::sync::Queue;
 use atoll_world::{Buf, BufMut, Nanos};
@@ -682,6 +683,9 @@ impl Conn for SimConn {
 
     fn peer(&self) -> String {
         format!("h{}", self.0.pair.hosts[1 - self.0.side])
+    }
+    fn proven(&self) -> Option<(ClusterId, HostId)> {
+        None
     }
 }
 

@@ -1610,11 +1610,15 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         };
         change(vec![KeyChange::Delete(key::CLUSTER.into())]);
         let found: Vec<(ClusterRecord, bool)> =
-            join_all((0..3).map(|_| find_or_found(&world))).await.into_iter().flatten().collect();
+            join_all((0..3).map(|_| find_or_found(&world, None)))
+                .await
+                .into_iter()
+                .flatten()
+                .collect();
         assert_eq!(found.len(), 3);
         assert_eq!(found.iter().filter(|(_, is_new)| *is_new).count(), 1, "{found:?}");
         assert!(found.iter().all(|(cluster, _)| *cluster == found[0].0), "{found:?}");
-        let later = find_or_found(&world).await.expect("the directory answers");
+        let later = find_or_found(&world, None).await.expect("the directory answers");
         assert_eq!(later, (found[0].0.clone(), false));
         // A name belongs to the host that has it, whoever comes later.
         let (mine, other) = (node_config(2), node_config(1));
@@ -1627,7 +1631,7 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         let taken = JoinError::NameTaken { name: other.name.clone(), host: other.host };
         assert_eq!(name(&other.name).await, Err(taken));
         change(vec![KeyChange::Put(key::CLUSTER.into(), b"{}".to_vec())]);
-        let odd = find_or_found(&world).await;
+        let odd = find_or_found(&world, None).await;
         assert!(matches!(odd, Err(JoinError::Unreadable(_))), "{odd:?}");
     });
 }

@@ -14,6 +14,7 @@ use crate::limits::{
 };
 use crate::message::{Message, Service};
 use crate::outgoing::{Found, Window};
+use crate::serve::is_somebody_else;
 use crate::state::{ConnOf, Link, Peer, TransportState};
 use atoll_format::frame::{
     FrameHead, FrameKind, Hello, VERSION_HANDSHAKE, VERSION_MAX, VERSION_MIN,
@@ -22,6 +23,7 @@ use atoll_format::id::Addr;
 use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::select;
 use std::cell::Cell;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -143,7 +145,7 @@ async fn open<W: World, S: Service>(
                 return Ok((Link { conn, serial, life, version, heard }, welcome));
             }
             Ok(Err(Some(refused))) => {
-                state.count(|c| c.handshakes_refused += 1);
+                state.refused(&endpoint, &refused);
                 error = CallError::Refused(refused);
             }
             Ok(Err(None)) | Err(_) => {}
@@ -165,7 +167,10 @@ async fn greet<W: World, S: Service>(
     let body = hello.encode();
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Hello, 0, &body);
     state.send(conn, head, body, Vec::new());
-    let packet = conn.recv().await.map_err(|_| None)?;
+    let refused = |e: io::Error| {
+        (e.kind() == io::ErrorKind::PermissionDenied).then(|| format!("{endpoint}: {e}"))
+    };
+    let packet = conn.recv().await.map_err(refused)?;
     let head = state.checked(&packet).ok_or(None)?;
     state.heard(peer, head.load);
     match head.kind {
@@ -192,6 +197,9 @@ async fn greet<W: World, S: Service>(
             "{endpoint} is host '{}' ({}), and host {} was looked for",
             welcome.name, welcome.from, peer.addr
         )));
+    }
+    if let Some(why) = is_somebody_else(conn, &welcome) {
+        return Err(Some(format!("{endpoint}: {why}")));
     }
     let version = welcome.version_max;
     if welcome.version_min != version || !(VERSION_MIN..=VERSION_MAX).contains(&version) {

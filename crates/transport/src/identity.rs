@@ -50,6 +50,16 @@ impl Identity {
     }
 }
 
+/// A connection that was not made: one end does not believe the other, or they do not fit.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Refusal {
+    /// Where the other end is, as far as is known: an endpoint, or whence it connected, without
+    /// the port that it had by chance.
+    pub with: String,
+    /// A clause; names both ends where they are known.
+    pub why: String,
+}
+
 /// A host that lives twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Twin {

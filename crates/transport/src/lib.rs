@@ -35,7 +35,7 @@ mod serve;
 mod state;
 
 pub use error::{CallError, PeerState, TransportCounters};
-pub use identity::{Identity, Twin};
+pub use identity::{Identity, Refusal, Twin};
 pub use message::{BadMessage, Encoded, Message, Service};
 pub use peers::Peers;
 pub use probe::probe;

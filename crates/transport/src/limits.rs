@@ -34,6 +34,8 @@ pub const PEERS_MAX: usize = 1024;
 pub const PEER_IDLE: Nanos = Nanos::from_secs(30);
 /// Hosts that live twice, told at once.
 pub const TWINS_MAX: usize = 16;
+/// Refused connections that are remembered until they are taken; more are only counted.
+pub const REFUSALS_MAX: usize = 16;
 
 /// Between two pings on the control lane of a peer.
 pub const PING_EVERY: Nanos = Nanos::from_ms(250);

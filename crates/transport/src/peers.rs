@@ -6,7 +6,7 @@
 
 use crate::calls::{self, CallFuture, PendingCall};
 use crate::error::{CallError, PeerState, TransportCounters};
-use crate::identity::{Identity, Twin};
+use crate::identity::{Identity, Refusal, Twin};
 use crate::message::{Message, Service};
 use crate::state::TransportState;
 use crate::{heartbeat, serve};
@@ -126,6 +126,11 @@ impl<W: World, S: Service> Peers<W, S> {
     /// What was seen since the last call of hosts that live twice; bounded, each once.
     pub fn take_twins(&self) -> Vec<Twin> {
         self.0.twins.take()
+    }
+
+    /// Connections that were refused since the last call, by either end; bounded, each once.
+    pub fn take_refusals(&self) -> Vec<Refusal> {
+        self.0.refusals.take()
     }
 
     /// Totals since the start.

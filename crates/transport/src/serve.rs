@@ -17,6 +17,7 @@ use atoll_world::{Conn, Lane, Nanos, Net, Packet, Stage, World};
 use futures_util::future::{Either, poll_fn, select};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -55,7 +56,16 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
     if state.stopped.get() {
         return conn.close();
     }
-    let Ok(Ok(packet)) = first else { return conn.close() };
+    let packet = match first {
+        Ok(Ok(packet)) => packet,
+        Ok(Err(e)) => {
+            if e.kind() == io::ErrorKind::PermissionDenied {
+                state.refused(&whence(&conn), &e.to_string());
+            }
+            return conn.close();
+        }
+        Err(_) => return conn.close(),
+    };
     let Some(head) = state.checked(&packet) else { return conn.close() };
     let hello = match Hello::decode(&packet.body) {
         Ok(hello) if head.kind == FrameKind::Hello => hello,
@@ -65,6 +75,9 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
         }
     };
     let me = &state.identity;
+    if let Some(why) = is_somebody_else(&conn, &hello) {
+        return refuse(&state, &conn, &why).await;
+    }
     let is_sibling = me.is_sibling(hello.from) && hello.incarnation == me.incarnation;
     let is_ours = (hello.cluster, hello.to.host) == (me.cluster, me.host);
     if is_ours && hello.from.host == me.host && !is_sibling {
@@ -110,6 +123,18 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
     let head = FrameHead::new(VERSION_HANDSHAKE, FrameKind::Welcome, 0, &body);
     state.send(&conn, head, body, Vec::new());
     serve(&state, &peer, lane, &link).await;
+}
+
+/// Says so if the other end of a connection is not who has proved to be there.
+pub(crate) fn is_somebody_else(conn: &impl Conn, them: &Hello) -> Option<String> {
+    let (cluster, host) = conn.proven()?;
+    ((cluster, host) != (them.cluster, them.from.host)).then(|| {
+        format!(
+            "host '{}' says that it is {} of cluster {}, and shows the certificate of {host} of \
+             cluster {cluster}",
+            them.name, them.from.host, them.cluster
+        )
+    })
 }
 
 /// The version and lane to use with this host; or why it is not talked to. Names both sides.
@@ -163,9 +188,15 @@ async fn answer_twin<W: World, S: Service>(
     conn.close();
 }
 
+/// Where a connection came from: without its port, which is another one each time.
+fn whence(conn: &impl Conn) -> String {
+    let peer = conn.peer();
+    peer.rsplit_once(':').map_or(peer.as_str(), |(address, _)| address).to_owned()
+}
+
 /// Says why not, and gives the peer time to read it before the connection breaks.
 async fn refuse<W: World, S: Service>(state: &TransportState<W, S>, conn: &ConnOf<W>, why: &str) {
-    state.count(|c| c.handshakes_refused += 1);
+    state.refused(&whence(conn), why);
     state.send_text(conn, VERSION_HANDSHAKE, FrameKind::Refuse, 0, why);
     let until = state.world.now() + CONNECT_WITHIN;
     let _ = state.world.timeout_at(until, conn.recv()).await;

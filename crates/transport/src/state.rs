@@ -9,9 +9,10 @@
 //! earlier deadline than the one that the watcher of deadlines looks at next.
 
 use crate::error::{CallError, TransportCounters};
-use crate::identity::{Identity, Twin};
+use crate::identity::{Identity, Refusal, Twin};
 use crate::limits::{
-    PEERS_MAX, TWINS_MAX, WINDOW_BYTES, WINDOW_BYTES_SMALL, WINDOW_REQUESTS, WINDOW_REQUESTS_SMALL,
+    PEERS_MAX, REFUSALS_MAX, TWINS_MAX, WINDOW_BYTES, WINDOW_BYTES_SMALL, WINDOW_REQUESTS,
+    WINDOW_REQUESTS_SMALL,
 };
 use crate::message::Service;
 use crate::outgoing::{Outgoing, ReplySender, Window};
@@ -49,6 +50,7 @@ pub(crate) struct TransportState<W: World, S: Service> {
     pub(crate) handshakes: Cell<usize>,
     serial: Cell<u64>,
     pub(crate) twins: RefCell<Vec<Twin>>,
+    pub(crate) refusals: RefCell<Vec<Refusal>>,
 }
 
 /// By number: the deadline and who waits.
@@ -128,6 +130,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             handshakes: Cell::new(0),
             serial: Cell::new(0),
             twins: RefCell::default(),
+            refusals: RefCell::default(),
         }
     }
 
@@ -157,6 +160,17 @@ impl<W: World, S: Service> TransportState<W, S> {
             twins.push(twin);
         }
         assert!(twins.len() <= TWINS_MAX, "{} hosts that live twice", twins.len());
+    }
+
+    /// Counts a connection that was refused, and remembers it for people.
+    pub(crate) fn refused(&self, with: &str, why: &str) {
+        self.count(|c| c.handshakes_refused += 1);
+        let mut refusals = self.refusals.borrow_mut();
+        let refusal = Refusal { with: with.into(), why: why.into() };
+        if refusals.len() < REFUSALS_MAX && !refusals.contains(&refusal) {
+            refusals.push(refusal);
+        }
+        assert!(refusals.len() <= REFUSALS_MAX, "{} refusals are remembered", refusals.len());
     }
 
     /// What the peers may have unanswered here at once, over each connection.

@@ -587,6 +587,44 @@ fn shards(lab: &Lab, host: HostId, incarnation: u64) -> Vec<Host> {
 }
 
 #[test]
+fn a_host_is_who_its_certificate_says_or_is_refused_by_either_end() {
+    run(|lab| async move {
+        let until = || lab.now() + Nanos::from_secs(1);
+        let (a, b) = (start(&lab, identity(A, 1)), start(&lab, identity(B, 2)));
+        a.0.set_peer(B, vec!["b".into()]);
+        b.0.set_peer(A, vec!["a".into()]);
+        lab.show("a", (ClusterId(1), A));
+        lab.show("b", (ClusterId(1), B));
+        assert!(a.0.call(B, Lane::Data, text(1), until()).await.is_ok());
+        assert!(b.0.call(A, Lane::Data, text(2), until()).await.is_ok());
+        // Somebody who has a certificate, of another host or another cluster, says to be B.
+        for whose in [(ClusterId(1), HostId(0xc)), (ClusterId(2), B)] {
+            lab.show("b", whose);
+            lab.cut("a", "b");
+            lab.cut("b", "a");
+            lab.sleep(Nanos::from_secs(3)).await;
+            lab.heal();
+            lab.sleep(Nanos::from_secs(3)).await;
+            for (from, to) in [(&a, B), (&b, A)] {
+                let refused = from.0.call(to, Lane::Data, text(3), until()).await;
+                let Err(CallError::Refused(why)) = refused else { panic!("{refused:?}") };
+                let shown = format!("shows the certificate of {} of cluster {}", whose.1, whose.0);
+                assert!(why.contains("'beta' says") && why.contains(&shown), "{why}");
+            }
+        }
+        assert_eq!((*a.1.begun.borrow()).len() + (*b.1.begun.borrow()).len(), 2);
+        // Either end tells it to people, once until it is taken.
+        for peers in [&a.0, &b.0] {
+            let refusals = peers.take_refusals();
+            let count = |part: &str| refusals.iter().filter(|r| r.why.contains(part)).count();
+            assert!(count("000000000000000c") >= 1 && count("cluster 0000000000000002") >= 1);
+            assert!(refusals.len() <= 8, "{refusals:?}");
+            assert!(peers.take_refusals().is_empty());
+        }
+    });
+}
+
+#[test]
 fn a_shard_is_asked_as_a_host_is() {
     run(|lab| async move {
         let (a, b) = (shards(&lab, A, 1), shards(&lab, B, 2));

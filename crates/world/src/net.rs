@@ -1,6 +1,7 @@
 //! Connections between hosts. Below `transport`, which makes calls, credits and deadlines of them.
 
 use crate::Buf;
+use atoll_format::id::{ClusterId, HostId};
 use std::future::Future;
 use std::io;
 
@@ -73,10 +74,13 @@ pub trait Conn: Clone + 'static {
     ///
     /// # Errors
     /// The connection is broken (`UnexpectedEof` when the peer closed it, `InvalidData` when
-    /// what came is not a frame).
+    /// what came is not a frame, `PermissionDenied` when one end does not believe the other).
     fn recv(&self) -> impl Future<Output = io::Result<Packet>>;
     /// Breaks it: the peer and every waiting `recv` see an error.
     fn close(&self);
     /// The other end, for messages to people.
     fn peer(&self) -> String;
+    /// Who has proved to be at the other end; none: nobody was asked to. Known from the first
+    /// packet on that is received.
+    fn proven(&self) -> Option<(ClusterId, HostId)>;
 }

@@ -2,10 +2,12 @@
 
 use super::out::{Color, Format};
 use atoll_api::Endpoint;
+use atoll_format::id::{ClusterId, HostId};
 use atoll_format::units::parse_size;
 use atoll_sim::fault::FaultKind;
 use atoll_sim::fault::subset;
 use atoll_sim::scale::{CpuPerIo, DiskKind, Network, Place, Workload};
+use atoll_trust::HOST_VALID_S;
 use atoll_world::Nanos;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ops::Range;
@@ -183,6 +185,9 @@ pub struct DevStart {
     /// How disks are driven
     #[arg(long, default_value = "auto", value_parser = ["auto", "uring", "threads"])]
     pub backend: String,
+    /// Whether hosts use TLS between each other, with an authority in DIR/authority
+    #[arg(long, default_value = "on", value_parser = ["on", "off"])]
+    pub tls: String,
     /// Go on in the background once every host serves
     #[arg(long)]
     pub detach: bool,
@@ -385,6 +390,45 @@ pub enum Cluster {
         #[arg(long)]
         promised_limit: u32,
     },
+    /// Who signs the certificates of the cluster's hosts
+    #[command(subcommand)]
+    Authority(Authority),
+    /// Make a key and a certificate for a host, or new ones before these expire
+    #[command(after_help = "Example: atoll cluster certificate --authority /root/authority --out \
+                            /var/lib/atoll/trust")]
+    Certificate(Certificate),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Authority {
+    /// Make the authority of a cluster: a secret that belongs on a safe machine
+    #[command(after_help = "Example: atoll cluster authority create --dir /root/authority")]
+    Create {
+        /// Where it is kept: authority.key, which is secret, and authority.crt
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+        /// The cluster that it is for (`atoll cluster show`); without it, a new one, which its
+        /// first host founds
+        #[arg(long, value_name = "ID")]
+        cluster: Option<ClusterId>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Certificate {
+    /// The host that it is for (`atoll host list -o wide`); without it, the one of the certificate
+    /// in --out, or else a new one
+    #[arg(value_name = "HOST-ID")]
+    pub host: Option<HostId>,
+    /// Where the cluster's authority is
+    #[arg(long, value_name = "DIR")]
+    pub authority: PathBuf,
+    /// Where to put key and certificate: the directory `trust` in the host's host.data_dir
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// How long it is valid: 1s to 90d
+    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = parse_validity)]
+    pub valid: Duration,
 }
 
 #[derive(Debug, Subcommand)]
@@ -872,6 +916,14 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let from = from.parse().map_err(|_| bad())?;
     let to = if to.is_empty() { u64::MAX } else { to.parse().map_err(|_| bad())? };
     if from < to { Ok(from..to) } else { Err(format!("'{text}' is an empty range of seeds")) }
+}
+
+/// The life of a certificate.
+fn parse_validity(text: &str) -> Result<Duration, String> {
+    let valid = parse_time(text)?;
+    let allowed = 1..=HOST_VALID_S;
+    let bad = || format!("'{text}' is not between 1s and {}d", HOST_VALID_S / 86_400);
+    allowed.contains(&valid.as_secs()).then_some(valid).ok_or_else(bad)
 }
 
 /// As it is typed, and as tables show it: `30s`, `10m`, `1h5m`.

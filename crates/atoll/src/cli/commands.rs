@@ -7,7 +7,7 @@ use super::args::{
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
-use super::{profile, show};
+use super::{certificate, profile, show};
 use crate::config;
 use crate::machine::facts;
 use crate::machine::findings::{self, State};
@@ -355,6 +355,8 @@ async fn cluster(context: &Context, cluster: Cluster) -> Run {
             let patch = types::ClusterPatch { promised_limit_percent: Some(promised_limit) };
             context.change(ask(Op::ClusterPatch)).json(&patch)
         }
+        Cluster::Authority(command) => return certificate::authority(context, command),
+        Cluster::Certificate(command) => return certificate::certificate(context, &command),
     };
     let item = context.item::<types::Cluster>(call).await?;
     context.out.item(&item, |it| it.name.clone(), |it| show::cluster(&context.out, it))

@@ -5,6 +5,7 @@
 //! every command with 130, and what was half done is undone or named.
 
 pub mod args;
+pub mod certificate;
 mod commands;
 pub mod context;
 mod image;
@@ -76,6 +77,8 @@ fn meaningless(cli: &Cli) -> Option<Problem> {
         Command::Dev(_) => ("dev", false),
         Command::Host(args::Host::Prepare(_)) => ("host prepare", false),
         Command::Support(_) => ("support bundle", false),
+        Command::Cluster(args::Cluster::Authority(_)) => ("cluster authority create", false),
+        Command::Cluster(args::Cluster::Certificate(_)) => ("cluster certificate", false),
         Command::Completion(_) => ("completion", false),
         Command::Man(_) => ("man", false),
         // They are many requests, and the data goes another way.

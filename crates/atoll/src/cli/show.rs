@@ -286,7 +286,7 @@ pub fn resync(out: &Out, resync: &Resync) -> String {
 impl Row for Host {
     const HEAD: &'static [&'static str] =
         &["NAME", "STATE", "VERSION", "GROUPS", "OWNS", "USED ON DISKS"];
-    const WIDE: &'static [&'static str] = &["DOMAIN", "API", "PEERS", "ID"];
+    const WIDE: &'static [&'static str] = &["DOMAIN", "API", "PEERS", "TLS", "ID"];
     fn cells(&self) -> Vec<String> {
         vec![
             self.name.clone(),
@@ -299,7 +299,13 @@ impl Row for Host {
     }
     fn wide(&self) -> Vec<String> {
         let peers = self.peers.join(",");
-        vec![self.fault_domain.clone(), self.api.clone(), peers, self.id.clone()]
+        let tls = match (self.tls, &self.certificate_until) {
+            (None, _) => UNKNOWN.into(),
+            (Some(true), Some(until)) => format!("until {}", until.get(..10).unwrap_or(until)),
+            (Some(true), None) => "on".into(),
+            (Some(false), _) => "off".into(),
+        };
+        vec![self.fault_domain.clone(), self.api.clone(), peers, tls, self.id.clone()]
     }
     fn name(&self) -> String {
         self.name.clone()

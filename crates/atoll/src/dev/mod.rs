@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! DIR/lock, dev.pid, dev.sock, dev.log     the supervisor (dev.log with --detach)
+//! DIR/authority/                           who signs the certificates of the hosts
 //! DIR/directory/{pid,log,state,socket}     the directory
 //! DIR/host1/{pid,log,atoll.toml,disk1.img,api.sock,nbd.sock,data/}
 //! ```
@@ -186,7 +187,7 @@ async fn detach(context: &Context, plan: &Plan, start: &DevStart) -> Run {
     command.args(["--disks-per-host", &start.disks_per_host.to_string()]);
     command.args(["--shards", &start.shards.to_string()]);
     command.args(["--base-port", &start.base_port.to_string()]);
-    command.args(["--backend", &start.backend]);
+    command.args(["--backend", &start.backend, "--tls", &start.tls]);
     if start.auto_restart {
         command.arg("--auto-restart");
     }

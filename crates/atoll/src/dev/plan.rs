@@ -1,15 +1,20 @@
 //! What `atoll dev` is to run: names, addresses, files; decided before anything is started.
 
 use crate::cli::args::DevStart;
+use crate::cli::certificate::random_id;
 use crate::config::SOCKET_PATH_MAX;
+use crate::trust::{self, now_s};
 use atoll_api::shell::quote;
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Endpoint, Problem};
+use atoll_format::id::{ClusterId, HostId};
 use atoll_format::units::iec;
+use atoll_trust::{Authority, Credentials, HOST_VALID_S, TrustError};
 use rustix::fs::{Mode, OFlags};
 use std::fmt::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// The control socket, below the directory.
 pub const SOCKET: &str = "dev.sock";
@@ -28,6 +33,7 @@ pub struct Plan {
     backend: String,
     disk_size: u64,
     shards: u8,
+    tls: bool,
 }
 
 /// One host of it.
@@ -104,7 +110,8 @@ impl Plan {
             })
             .collect();
         let disk_size = start.disk_size / (1 << 20) * (1 << 20);
-        Ok(Self { dir, hosts, backend: start.backend.clone(), disk_size, shards: start.shards })
+        let (backend, shards, tls) = (start.backend.clone(), start.shards, start.tls == "on");
+        Ok(Self { dir, hosts, backend, disk_size, shards, tls })
     }
 
     /// Where the directory's files are.
@@ -168,12 +175,13 @@ impl Plan {
             "# Written by atoll dev; written again at every start.\n\
              [host]\nname = \"{name}\"\ndata_dir = {data}\nshards = {shards}\n\n\
              [network]\napi = \"{address}:{port}\"\napi_socket = {api}\n\
-             peer = [\"{address}:{peer}\"]\n\n\
+             peer = [\"{address}:{peer}\"]\ntls = {tls}\n\n\
              [directory]\nkind = \"embedded\"\nsocket = {directory}\n\n\
              [frontends]\nnbd = {{ unix = {nbd} }}\n",
             name = host.name,
             shards = self.shards,
-            data = toml(&host.dir.join("data")),
+            data = toml(&host.data_dir()),
+            tls = self.tls,
             api = toml(&host.api_socket()),
             nbd = toml(&host.nbd_socket()),
             address = host.address,
@@ -188,6 +196,36 @@ impl Plan {
             let _ = write!(text, "\n[[group]]\ndisks = [{}]\n", toml(disk));
         }
         text
+    }
+
+    /// Gives every host a new certificate, and the cluster an authority if it has none.
+    ///
+    /// # Errors
+    /// [`Code::LocalFile`].
+    pub fn make_certificates(&self) -> Result<(), Problem> {
+        if !self.tls {
+            return Ok(());
+        }
+        let failed = |e: TrustError| Problem::new(Code::LocalFile, e.to_string());
+        let dir = self.dir.join("authority");
+        if !Authority::is_in(&dir) {
+            // A cluster that an earlier start made without TLS stays the same.
+            let known = self.hosts.iter().find_map(|host| host.known::<ClusterId>("cluster-id"));
+            let cluster = known.map_or_else(|| random_id().map(ClusterId), Ok)?;
+            Authority::create(cluster, "dev", now_s())
+                .and_then(|a| a.save(&dir))
+                .map_err(failed)?;
+        }
+        let authority = Authority::load(&dir).map_err(failed)?;
+        for host in &self.hosts {
+            let dir = host.data_dir().join(trust::DIR);
+            let before = || Some(Credentials::load(&dir).ok()?.identity().host);
+            let id = host.known::<HostId>("host-id").or_else(before);
+            let id = id.map_or_else(|| random_id().map(HostId), Ok)?;
+            let made = authority.equip(id, now_s(), HOST_VALID_S).map_err(failed)?;
+            made.save(&dir).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Makes the disks of a host that do not exist yet, sparse, and names them.
@@ -211,6 +249,16 @@ impl Plan {
 }
 
 impl HostPlan {
+    /// Its identity, and what it keeps beside its disks.
+    fn data_dir(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// An identity that its data directory has.
+    fn known<T: FromStr>(&self, name: &str) -> Option<T> {
+        std::fs::read_to_string(self.data_dir().join(name)).ok()?.trim().parse().ok()
+    }
+
     /// Where its REST interface is.
     pub fn endpoint(&self) -> String {
         Endpoint::Unix(self.api_socket()).to_string()
@@ -244,9 +292,10 @@ impl HostPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::Plan;
+    use super::{ClusterId, Credentials, HostId, HostPlan, Plan};
     use crate::cli::args::DevStart;
     use crate::config::Config;
+    use crate::trust;
     use atoll_api::Endpoint;
     use atoll_api::uri::Nbd;
 
@@ -259,6 +308,7 @@ mod tests {
             shards: 2,
             base_port: 9000,
             backend: "threads".into(),
+            tls: "on".into(),
             detach: false,
             auto_restart: false,
             background: false,
@@ -280,6 +330,30 @@ mod tests {
         assert_eq!(plan.make_disks(host).unwrap().len(), 2);
         assert_eq!(plan.make_disks(host).unwrap().len(), 0, "disks are made once");
         assert_eq!(host.disks[0].metadata().unwrap().len(), 8 << 30);
+    }
+
+    #[test]
+    fn hosts_get_certificates_of_one_authority_and_stay_who_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = Plan::new(&start(dir.path().to_str().unwrap())).unwrap();
+        plan.make_dirs().unwrap();
+        let host1 = plan.hosts[0].dir.join("data");
+        std::fs::create_dir_all(&host1).unwrap();
+        std::fs::write(host1.join("host-id"), "00000000000000aa\n").unwrap();
+        std::fs::write(host1.join("cluster-id"), "00000000000000cc\n").unwrap();
+        let made = || {
+            plan.make_certificates().unwrap();
+            let load = |h: &HostPlan| Credentials::load(&h.data_dir().join(trust::DIR)).unwrap();
+            plan.hosts.iter().map(|host| load(host).identity()).collect::<Vec<_>>()
+        };
+        let first = made();
+        assert_eq!((first[0].cluster, first[0].host), (ClusterId(0xcc), HostId(0xaa)));
+        assert!(first.iter().all(|identity| identity.cluster == ClusterId(0xcc)));
+        assert_ne!(first[1].host, first[2].host);
+        assert_eq!(made(), first);
+        let off = DevStart { tls: "off".into(), ..start("/tmp/x") };
+        let plan = Plan::new(&off).unwrap();
+        assert!(plan.config(&plan.hosts[0]).contains("tls = false"));
     }
 
     #[test]

@@ -159,6 +159,7 @@ impl Supervisor<'_> {
 
     async fn start_all(&mut self) -> Result<(), Problem> {
         self.start(0).await?;
+        self.plan.make_certificates()?;
         let mut new = Vec::new();
         for index in 0..self.plan.hosts.len() {
             let host = &self.plan.hosts[index];

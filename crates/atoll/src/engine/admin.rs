@@ -6,6 +6,7 @@ use super::items::{check_item, resync_item, space_item, state_item, task_item};
 use super::meter::{Figures, SessionFigures, Totals};
 use super::{Engine, Running, Shard, disks, seconds};
 use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
+use crate::trust::{Protection, now_s};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
@@ -147,7 +148,15 @@ impl Engine {
             let (disks, why) = (slot.paths().join(", "), slot.trouble());
             check_item(Check::disk_unused(&self.config.host_name, &disks, &why))
         };
-        unused.map(check).collect()
+        let trust = self.trust.iter();
+        let trust = trust.filter_map(|trust| trust.check(&self.config.host_name, now_s()));
+        unused.map(check).chain(trust).collect()
+    }
+
+    /// How this host's connections with others are protected.
+    pub fn protection(&self) -> Protection {
+        let until = self.trust.as_ref().map(|trust| rfc3339(trust.validity().until_s * 1000));
+        Protection { tls: until.is_some(), certificate_until: until }
     }
 
     /// What clients of this host have open, and do.
@@ -180,7 +189,10 @@ impl Engine {
     pub async fn hosts(&self) -> Result<Vec<Host>, Problem> {
         let hosts = self.running()?.node.hosts();
         let load = self.figures().await?.io();
+        let own = self.protection();
         let all = hosts.into_iter().map(|(record, up, status)| Host {
+            tls: (record.id == self.host).then_some(own.tls),
+            certificate_until: own.certificate_until.clone().filter(|_| record.id == self.host),
             up,
             groups: record.groups.len() as u32,
             owned_volumes: status.as_ref().map(|s| s.objects.len() as u32),
@@ -830,6 +842,11 @@ impl Engine {
                 &[("host", host)],
                 files.dropped() as f64,
             );
+        }
+        if let Some(trust) = &self.trust {
+            let help = "When the certificate of this host expires, in seconds since 1970.";
+            let until = trust.validity().until_s as f64;
+            put("atoll_certificate_expires_seconds", help, false, &[("host", host)], until);
         }
         let Ok(running) = serving else { return Ok(samples) };
         let status = running.node.host_status();

@@ -11,6 +11,7 @@ use super::host_request::{Doer, HostRequest, Question, Unanswered};
 use super::items::{check_item, resync_item, space_item, state_item};
 use super::meter::{VolumeUse, add};
 use crate::control::{Scope, Told};
+use crate::trust::Protection;
 use atoll_api::envelope::Missing;
 use atoll_api::types::{
     Cluster, Disk, Health, HealthCheck, Host, Io, Level, Profile, Scrub, ScrubStart, Session,
@@ -103,8 +104,22 @@ impl Engine {
             return self.hosts().await.map(Told::whole);
         }
         self.look(scope).await?;
-        let each = self.told_by_each::<VolumeUse>(Question::VolumeUse).await?;
+        let (each, protections) = join(
+            self.told_by_each::<VolumeUse>(Question::VolumeUse),
+            self.told_by_each::<Protection>(Question::Protection),
+        )
+        .await;
+        let (each, protections) = (each?, protections?);
         let mut hosts = self.hosts().await?;
+        // A host whose release does not know that question is none that is missing.
+        for (id, told) in protections.what {
+            let id = id.to_string();
+            if let (Some(host), Some(told)) =
+                (hosts.iter_mut().find(|host| host.id == id), told.into_iter().next())
+            {
+                (host.tls, host.certificate_until) = (Some(told.tls), told.certificate_until);
+            }
+        }
         Ok(each.map(|each| {
             for (id, uses) in each {
                 let id = id.to_string();

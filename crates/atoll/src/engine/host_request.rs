@@ -59,6 +59,8 @@ pub enum Question {
     Sessions { volume: Option<String> },
     /// How long its I/O takes: [`Profile`](atoll_api::types::Profile).
     Profiles,
+    /// How its connections are protected: [`Protection`](crate::trust::Protection).
+    Protection,
 }
 
 /// The host that does something; name and release are for messages.
@@ -237,6 +239,7 @@ impl Engine {
                 page(self.sessions(volume.as_deref()).await?, |s| format!("{:020}", s.id), after)
             }
             Question::Profiles => page(vec![self.profile().await?], |p| p.host.clone(), after),
+            Question::Protection => page(vec![self.protection()], |_| String::new(), after),
         })
     }
 }
@@ -354,7 +357,7 @@ mod tests {
         }
     }
 
-    fn questions() -> [Question; 6] {
+    fn questions() -> [Question; 7] {
         [
             Question::VolumeUse,
             Question::Checks,
@@ -362,6 +365,7 @@ mod tests {
             Question::Scrubs,
             Question::Sessions { volume: Some("v".into()) },
             Question::Profiles,
+            Question::Protection,
         ]
     }
 

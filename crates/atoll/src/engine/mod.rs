@@ -27,12 +27,14 @@ mod shards;
 mod two_releases;
 
 pub use control::EngineControl;
+pub use host::HostNode;
 pub use shard::{Plan, Shard};
 
 use crate::bridge::Bridge;
 use crate::config::Config;
 use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
+use crate::trust::{self, HostTrust};
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{ClusterRecord, key};
@@ -41,14 +43,14 @@ use atoll_node::{
     About, Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity,
     TaskBook, before, check_host_name, find_or_found,
 };
-use atoll_real::{RealNet, RealStream, Siblings, StreamListener};
+use atoll_real::{RealNet, RealStream, StreamListener};
 use atoll_world::stream::ByteStream;
 use atoll_world::{Directory, Nanos, World};
 use directory::HostDirectory;
 use disks::Slots;
 use event_files::EventFiles;
 use futures_util::future::{FutureExt, try_join};
-use host::{HostNode, HostWorld};
+use host::HostWorld;
 use meter::PEER;
 use shard::{RETRY_EVERY, STOP_WAIT};
 use shards::Shards;
@@ -77,6 +79,8 @@ pub struct Engine {
     pub host: HostId,
     pub slots: Arc<Slots>,
     pub shards: Shards,
+    /// None: without TLS.
+    pub trust: Option<Arc<HostTrust>>,
     tasks: RefCell<TaskBook>,
     /// When this process began.
     began: Nanos,
@@ -98,9 +102,10 @@ impl Bound {
     ///
     /// # Errors
     /// [`Code::AddressInUse`] names the address and its key.
-    pub async fn new(config: &Config, siblings: &Siblings) -> Result<Self, Problem> {
+    pub async fn new(plan: &Plan) -> Result<Self, Problem> {
+        let config = &plan.config;
         let peers: Vec<String> = config.peers.iter().map(ToString::to_string).collect();
-        let net = RealNet::bind_for(&config.peers, siblings)
+        let net = RealNet::bind_for(&config.peers, &plan.siblings, plan.peer_tls())
             .map_err(|e| cannot_bind(&e, &peers.join(", "), "network.peer"))?;
         let mut nbd = Vec::new();
         if let Some(path) = &config.nbd_socket {
@@ -126,6 +131,7 @@ impl Engine {
             config: plan.config.clone(),
             host,
             slots: plan.slots.clone(),
+            trust: plan.trust.clone(),
             shards: Shards::new(Shard::new(0, plan), others),
             tasks: RefCell::default(),
             began: atoll_real::now(),
@@ -278,6 +284,9 @@ impl Engine {
         tokio::task::spawn_local(log_events(node.clone(), node.events_end()));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
         tokio::task::spawn_local(room::watch_events(node.clone(), files));
+        if let Some(trust) = &self.trust {
+            tokio::task::spawn_local(trust::watch(node.clone(), trust.clone()));
+        }
         node.set_manager(self.manager());
         node.arrive().await;
         let first = self.running.set(Running { node, world, cluster }).is_ok();
@@ -321,6 +330,7 @@ impl Engine {
     /// Finds the cluster, or founds it; makes sure that this host belongs to it.
     async fn join(&self, world: &HostWorld, data: &DataDir) -> Result<ClusterRecord, Problem> {
         let known: Option<ClusterId> = data.known("cluster-id")?;
+        let trusted = self.trust.as_ref().map(|trust| trust.identity().cluster);
         let which = "directory.socket, or directory.endpoints and prefix, name the directory; \
                      host.data_dir is this host's identity";
         let cluster = loop {
@@ -332,7 +342,7 @@ impl Engine {
                 );
                 return Err(Problem::new(Code::Conflict, detail).hint(which));
             }
-            match find_or_found(world).await {
+            match find_or_found(world, trusted).await {
                 Ok((cluster, is_new)) => {
                     if is_new {
                         tracing::info!(cluster = %cluster.id, "a new cluster");
@@ -343,6 +353,9 @@ impl Engine {
             }
             tokio::time::sleep(RETRY_EVERY).await;
         };
+        if let Some(trust) = self.trust.as_ref().filter(|t| t.identity().cluster != cluster.id) {
+            return Err(trust.of_another_cluster(cluster.id));
+        }
         let known: ClusterId = data.identity("cluster-id", || cluster.id)?;
         if known != cluster.id {
             return Err(Problem::new(

@@ -10,6 +10,7 @@ use super::host::{HostNode, HostStore, HostWorld};
 use super::meter::{Figures, Meter, MeteredVolumes, PEER};
 use crate::bridge::ShardHandle;
 use crate::config::Config;
+use crate::trust::HostTrust;
 use atoll_api::types::Group;
 use atoll_api::{Code, Problem};
 use atoll_format::id::GroupId;
@@ -21,6 +22,7 @@ use atoll_object::promised::promised_bytes;
 use atoll_real::{
     DetachedStream, RealNet, RealStream, RealWorld, Siblings, limit_cpu_latency, set_busy_poll_max,
 };
+use atoll_trust::PeerTls;
 use atoll_world::stages::Histogram;
 use atoll_world::stream::ByteStream;
 use atoll_world::{Components, Nanos, Stage, World};
@@ -50,6 +52,8 @@ const SERVER_BYTES_MIN: usize = 64 << 20;
 pub struct Plan {
     pub config: Arc<Config>,
     pub slots: Arc<Slots>,
+    /// This host's certificate; none: without TLS.
+    pub trust: Option<Arc<HostTrust>>,
     pub siblings: Siblings,
     /// NBD clients of the host at once.
     pub nbd_connections: usize,
@@ -79,11 +83,17 @@ impl Drop for ClientPermit {
 
 impl Plan {
     /// For a process with so many shards.
-    pub fn new(config: Config, shards: u8, nbd_connections: usize) -> Self {
+    pub fn new(
+        config: Config,
+        trust: Option<Arc<HostTrust>>,
+        shards: u8,
+        nbd_connections: usize,
+    ) -> Self {
         let slots = Arc::new(Slots::all(&config, shards));
         let siblings = Siblings::of(shards);
         let (next_session, clients) = (Arc::default(), Arc::default());
-        Self { config: Arc::new(config), slots, siblings, nbd_connections, next_session, clients }
+        let config = Arc::new(config);
+        Self { config, slots, trust, siblings, nbd_connections, next_session, clients }
     }
 
     /// What each shard's NBD server keeps to: data of clients is the host's, as far as each has
@@ -93,6 +103,11 @@ impl Plan {
         let share = limits.admission.server_bytes / usize::from(self.shards());
         let server_bytes = share.max(SERVER_BYTES_MIN);
         Limits { admission: AdmissionLimits { server_bytes, ..limits.admission }, ..limits }
+    }
+
+    /// What connections with other hosts are made with.
+    pub fn peer_tls(&self) -> Option<PeerTls> {
+        self.trust.as_ref().map(|trust| trust.tls().clone())
     }
 
     /// How many shards.
@@ -217,7 +232,8 @@ impl Shard {
         identity: Identity,
         addresses: Vec<SocketAddr>,
     ) -> Result<(), Problem> {
-        let net = RealNet::of_shard(self.number, &addresses, &self.plan.siblings);
+        let net =
+            RealNet::of_shard(self.number, &addresses, &self.plan.siblings, self.plan.peer_tls());
         let directory = loop {
             match HostDirectory::connect(&self.plan.config.directory).await {
                 Ok(directory) => break directory,

@@ -62,11 +62,11 @@ fn old_manager() -> Manager {
 /// Starts the older host.
 async fn start_old(directory: &Path, data: &Path) -> HostNode {
     let any = ["127.0.0.1:0".parse().unwrap()];
-    let net = RealNet::bind_for(&any, &Siblings::of(1)).unwrap();
+    let net = RealNet::bind_for(&any, &Siblings::of(1), None).unwrap();
     let peers = net.addresses().iter().map(ToString::to_string).collect();
     let client = DirectoryClient::connect(directory).await.unwrap();
     let world = shard::world(net, HostDirectory::Embedded(client)).unwrap();
-    let (cluster, _) = find_or_found(&world).await.unwrap();
+    let (cluster, _) = find_or_found(&world, None).await.unwrap();
     let config = NodeConfig {
         cluster: cluster.id,
         host: HostId(2),
@@ -90,7 +90,7 @@ fn config(dir: &Path, directory: &Path) -> Config {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = format!(
         "[host]\nname = \"new\"\ndata_dir = {data:?}\n\
-         [network]\napi = \"\"\napi_socket = {api:?}\npeer = [\"127.0.0.1:{port}\"]\n\
+         [network]\napi = \"\"\napi_socket = {api:?}\npeer = [\"127.0.0.1:{port}\"]\ntls = false\n\
          [directory]\nsocket = {directory:?}\n\
          [frontends]\nnbd = {{ unix = {nbd:?} }}\n",
         data = dir.join("data"),
@@ -119,8 +119,8 @@ async fn asks() {
     let config = config(dir.path(), &directory);
     let (data, socket) =
         (DataDir::lock(&config.data_dir).unwrap(), config.api_socket.clone().unwrap());
-    let plan = Plan::new(config, 1, 4);
-    let bound = Bound::new(&plan.config, &plan.siblings).await.unwrap();
+    let plan = Plan::new(config, None, 1, 4);
+    let bound = Bound::new(&plan).await.unwrap();
     let engine = Engine::new(plan, HostId(1), Vec::new());
     let (near, handle) = bridge::<Engine>();
     tokio::task::spawn_local(handle.serve(engine.clone()));

@@ -241,6 +241,8 @@ impl Control for Fake {
             owned_volumes: (number != 3).then_some(0),
             space: (number != 3).then(Space::default),
             io: (number != 3).then(Io::default),
+            tls: (number != 3).then_some(number == 1),
+            certificate_until: (number == 1).then(|| "2027-02-26T09:10:35.000Z".into()),
         };
         self.told((1..=3).map(host).collect())
     }

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "every test uses a part of it")]
 
+use atoll_format::id::{ClusterId, HostId};
 use atoll_front::filter::{Delay, Fail, Kind};
 use atoll_front::memory::{Fixed, MemoryVolume};
 use atoll_front::nbd::{Ended, Served};
@@ -111,6 +112,9 @@ impl Conn for Never {
         match *self {}
     }
     fn peer(&self) -> String {
+        match *self {}
+    }
+    fn proven(&self) -> Option<(ClusterId, HostId)> {
         match *self {}
     }
 }

@@ -29,6 +29,7 @@ impl<W: World, S: Components> Node<W, S> {
                 }
             }
             self.note_twins();
+            self.note_refusals();
             self.hand_over_bad_blocks().await;
         }
     }

@@ -43,11 +43,15 @@ impl From<DirectoryError> for JoinError {
     }
 }
 
-/// The cluster of the directory, and whether this call has founded it.
+/// The cluster of the directory, and whether this call has founded it: as `wanted`, if this host
+/// knows already to which one it is to belong. A cluster that is there may be another one.
 ///
 /// # Errors
 /// [`JoinError::Directory`]: it may have been founded all the same. [`JoinError::Unreadable`].
-pub async fn find_or_found<W: World>(world: &W) -> Result<(ClusterRecord, bool), JoinError> {
+pub async fn find_or_found<W: World>(
+    world: &W,
+    wanted: Option<ClusterId>,
+) -> Result<(ClusterRecord, bool), JoinError> {
     let directory = world.directory();
     let read = |bytes: &[u8]| -> Result<ClusterRecord, JoinError> {
         record::decode(key::CLUSTER, bytes).map_err(JoinError::Unreadable)
@@ -57,7 +61,7 @@ pub async fn find_or_found<W: World>(world: &W) -> Result<(ClusterRecord, bool),
     }
     let cluster = ClusterRecord {
         version: RECORD_VERSION,
-        id: ClusterId(world.random()),
+        id: wanted.unwrap_or_else(|| ClusterId(world.random())),
         name: "atoll".into(),
         repair_delay_s: REPAIR_DELAY_S,
         resync_floor_bytes: RESYNC_FLOOR,
@@ -71,7 +75,8 @@ pub async fn find_or_found<W: World>(world: &W) -> Result<(ClusterRecord, bool),
             let entry = found.into_iter().find_map(|(_, entry)| entry);
             let gone = || JoinError::Unreadable("the cluster record was there, and is gone".into());
             let found = read(&entry.ok_or_else(gone)?.value)?;
-            assert!(found.id != cluster.id, "cluster {} is founded twice", found.id);
+            let is_same = found.id == cluster.id && wanted.is_none();
+            assert!(!is_same, "cluster {} is founded twice", found.id);
             Ok((found, false))
         }
     }

@@ -5,6 +5,7 @@ pub(crate) mod follow;
 mod hosts;
 pub(crate) mod join;
 mod own_status;
+pub(crate) mod refusals;
 pub(crate) mod shards;
 mod statuses;
 pub(crate) mod twin;

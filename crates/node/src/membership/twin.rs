@@ -13,9 +13,12 @@ use crate::event_log::{About, Severity};
 use crate::node::{Node, NodeConfig, OtherLife};
 use atoll_format::id::Incarnation;
 use atoll_format::record::{self, HostRecord, key};
-use atoll_transport::{Identity, Twin, probe};
+use atoll_transport::{Identity, Refusal, Twin, probe};
 use atoll_world::directory::{Directory, DirectoryError, Revision};
 use atoll_world::{Components, World};
+
+/// Characters of what a peer says that are passed on.
+const WHY_MAX: usize = 400;
 
 /// What the directory says of this host before it lives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -176,6 +179,22 @@ impl<W: World, S: Components> Node<W, S> {
                 ),
             };
             self.note(Severity::Error, kind, About::host(of), message);
+        }
+    }
+
+    /// Tells of connections that are refused again and again.
+    pub(crate) fn note_refusals(&self) {
+        let now = self.world().now();
+        for refusal in self.0.objects.peers().take_refusals() {
+            if !self.0.refusals.borrow_mut().saw(refusal.clone(), now) {
+                continue;
+            }
+            let Refusal { with, why } = refusal;
+            let why: String = why.chars().filter(|c| !c.is_control()).take(WHY_MAX).collect();
+            let said = why.strip_prefix(&format!("{with}: ")).unwrap_or(&why);
+            let message = format!("no connection between this host and {with}: {said}");
+            let about = About { cause: why, ..About::host(self.0.config.host) };
+            self.note(Severity::Warning, "peer-refused", about, message);
         }
     }
 }

@@ -239,6 +239,9 @@ impl Conn for NoNet {
     fn peer(&self) -> String {
         String::new()
     }
+    fn proven(&self) -> Option<(ClusterId, HostId)> {
+        None
+    }
 }
 impl Directory for NoDirectory {
     type Watch = NoWatch;

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use atoll_format::frame::FrameKind;
+use atoll_format::id::{ClusterId, HostId};
 use atoll_world::directory::{
     Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
@@ -53,6 +54,8 @@ struct LabInner {
     damage: RefCell<Option<Damage>>,
     /// The connection of the next request swallows it, and all that follows.
     swallow: Cell<bool>,
+    /// Whose certificate an end shows; not in there: none.
+    shown: RefCell<BTreeMap<String, (ClusterId, HostId)>>,
 }
 
 /// Changes a packet on its way from one endpoint; true: done, no more.
@@ -144,6 +147,11 @@ impl Lab {
 
     pub fn damage(&self, change: impl FnMut(&str, &mut Packet) -> bool + 'static) {
         *self.0.damage.borrow_mut() = Some(Box::new(change));
+    }
+
+    /// A host shows a certificate from now on.
+    pub fn show(&self, name: &str, whose: (ClusterId, HostId)) {
+        self.0.shown.borrow_mut().insert(name.into(), whose);
     }
 
     pub fn swallow(&self) {
@@ -265,6 +273,9 @@ impl Conn for LabConn {
 
     fn peer(&self) -> String {
         self.other.clone()
+    }
+    fn proven(&self) -> Option<(ClusterId, HostId)> {
+        self.lab.0.shown.borrow().get(&self.other).copied()
     }
 }
 

@@ -1,0 +1,155 @@
+//! Commands that make a cluster's authority and the certificates of its hosts: files, no request.
+
+use super::args::{Authority as AuthorityCommand, Certificate};
+use super::context::Context;
+use super::out::{Row, Run};
+use crate::trust::now_s;
+use atoll_api::envelope::{Named, rfc3339};
+use atoll_api::shell::quote;
+use atoll_api::{Code, Item, Problem};
+use atoll_format::id::{ClusterId, HostId};
+use atoll_trust::{AUTHORITY_VALID_S, Authority, Credentials, Identity, TrustError};
+use serde::Serialize;
+use std::io::Read;
+use std::path::Path;
+
+/// What was made. No secret is in it.
+#[derive(Serialize)]
+struct ClusterAuthority {
+    cluster: String,
+    dir: String,
+    valid_until: String,
+}
+
+impl Named for ClusterAuthority {
+    const KIND: &'static str = "ClusterAuthority";
+}
+
+impl Row for ClusterAuthority {
+    const HEAD: &'static [&'static str] = &["CLUSTER", "DIRECTORY", "VALID UNTIL"];
+    fn cells(&self) -> Vec<String> {
+        vec![self.cluster.clone(), self.dir.clone(), self.valid_until.clone()]
+    }
+    fn name(&self) -> String {
+        self.cluster.clone()
+    }
+}
+
+/// What was made. No secret is in it.
+#[derive(Serialize)]
+struct HostCertificate {
+    host: String,
+    cluster: String,
+    dir: String,
+    valid_until: String,
+}
+
+impl Named for HostCertificate {
+    const KIND: &'static str = "HostCertificate";
+}
+
+impl Row for HostCertificate {
+    const HEAD: &'static [&'static str] = &["HOST", "CLUSTER", "DIRECTORY", "VALID UNTIL"];
+    fn cells(&self) -> Vec<String> {
+        vec![self.host.clone(), self.cluster.clone(), self.dir.clone(), self.valid_until.clone()]
+    }
+    fn name(&self) -> String {
+        self.host.clone()
+    }
+}
+
+fn failed(e: TrustError) -> Problem {
+    Problem::new(Code::LocalFile, e.to_string())
+}
+
+/// A new identity, from the system's entropy.
+///
+/// # Errors
+/// The system has none.
+pub fn random_id() -> Result<u64, Problem> {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Problem::new(Code::LocalFile, format!("/dev/urandom: {e}")))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Runs `atoll cluster authority`.
+///
+/// # Errors
+/// There is one already, or its files cannot be written.
+pub fn authority(context: &Context, command: AuthorityCommand) -> Run {
+    let AuthorityCommand::Create { dir, cluster } = command;
+    let cluster = cluster.map_or_else(|| random_id().map(ClusterId), Ok)?;
+    let now = now_s();
+    let authority = Authority::create(cluster, "atoll", now).map_err(failed)?;
+    authority.save(&dir).map_err(failed)?;
+    let made = ClusterAuthority {
+        cluster: cluster.to_string(),
+        dir: dir.display().to_string(),
+        valid_until: rfc3339((now + AUTHORITY_VALID_S) * 1000),
+    };
+    context.out.one(&Item::new(made, now * 1000))?;
+    let dir = quote(&dir);
+    context.out.note(&format!(
+        "keep {dir}/authority.key secret, and a copy of it: whoever has it can be any host\n\
+         next: atoll cluster certificate --authority {dir} --out DIR, for each host"
+    ));
+    Ok(())
+}
+
+/// Runs `atoll cluster certificate`.
+///
+/// # Errors
+/// The authority cannot be read, `--out` is another host's or cluster's, or cannot be written.
+pub fn certificate(context: &Context, command: &Certificate) -> Run {
+    let Certificate { host, authority, out, valid } = command;
+    let authority = Authority::load(authority).map_err(|e| {
+        failed(e).hint("atoll cluster authority create makes one, once for a cluster")
+    })?;
+    // What cannot be read is replaced: perhaps that is why there is to be another one.
+    let before = Credentials::load(out).ok().map(|before| before.identity());
+    let other = |what: &str| {
+        let detail = format!("{} has the certificate of another {what}", out.display());
+        Problem::new(Code::Conflict, detail).hint("name another --out, or remove that one")
+    };
+    let host = match (before, *host) {
+        (Some(Identity { cluster, .. }), _) if cluster != authority.cluster() => {
+            return Err(other("cluster").into());
+        }
+        (Some(before), Some(host)) if before.host != host => return Err(other("host").into()),
+        (Some(Identity { host, .. }), _) | (None, Some(host)) => host,
+        (None, None) => HostId(random_id()?),
+    };
+    let now = now_s();
+    let made = authority.equip(host, now, valid.as_secs()).map_err(failed)?;
+    made.save(out).map_err(failed)?;
+    give_to_owner(out)?;
+    let made = HostCertificate {
+        host: host.to_string(),
+        cluster: authority.cluster().to_string(),
+        dir: out.display().to_string(),
+        valid_until: rfc3339(made.validity().until_s * 1000),
+    };
+    context.out.one(&Item::new(made, now * 1000))
+}
+
+/// Made by root, the files belong to whom the directory around them belongs: the host, which has
+/// to read them, does not run as root.
+fn give_to_owner(dir: &Path) -> Result<(), Problem> {
+    use std::os::unix::fs::{MetadataExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let give = || {
+        let around = std::fs::canonicalize(dir)?.join("..").metadata()?;
+        let (user, group) = (Some(around.uid()), Some(around.gid()));
+        for entry in std::fs::read_dir(dir)? {
+            chown(entry?.path(), user, group)?;
+        }
+        chown(dir, user, group)
+    };
+    give().map_err(|e: std::io::Error| {
+        Problem::new(Code::LocalFile, format!("{}: {e}", dir.display()))
+    })
+}
