@@ -17,9 +17,9 @@ pub const MAGIC: [u8; 4] = *b"ATLf";
 /// The version of handshake frames, for ever.
 pub const VERSION_HANDSHAKE: u16 = 0;
 /// The oldest version this program speaks after the handshake.
-pub const VERSION_MIN: u16 = 2;
+pub const VERSION_MIN: u16 = 3;
 /// The newest version this program speaks after the handshake.
-pub const VERSION_MAX: u16 = 2;
+pub const VERSION_MAX: u16 = 3;
 /// Optional abilities this program offers; both sides use what both offer. None so far.
 pub const FEATURES: u64 = 0;
 /// Length of the head, in bytes.

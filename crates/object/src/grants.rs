@@ -4,17 +4,37 @@
 //! prolonged, so that the fence is answered after one grace at most.
 
 use crate::limits::{GRACE, LEASE};
-use atoll_format::id::{Addr, Epoch, Incarnation, ObjectId};
-use atoll_world::{Nanos, mutant};
-use std::collections::BTreeMap;
+use atoll_format::id::{Addr, Epoch, HostId, Incarnation, ObjectId};
+use atoll_format::record::ServedRecord;
+use atoll_world::{Nanos, mutant, sometimes};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One host's promises to owners.
 #[derive(Debug)]
 pub struct Grants {
-    /// Before this nothing is fenced: promises of an earlier life may be running.
+    host: HostId,
+    incarnation: Incarnation,
+    /// Before this nothing is fenced whose leases of an earlier life may be running.
     quiet_until: Nanos,
     granted: BTreeMap<ObjectId, Grant>,
     fencing: BTreeMap<ObjectId, Epoch>,
+    /// A fence was answered in this life: no lease that an earlier life granted is running.
+    answered: BTreeSet<ObjectId>,
+}
+
+/// Who fences an object, and what it knows of those before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fencer {
+    /// The new owner.
+    pub addr: Addr,
+    /// The life of its host.
+    pub incarnation: Incarnation,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Who served the object last, as the record of that epoch says.
+    pub served: Option<ServedRecord>,
+    /// What the component here had promised before this fence came.
+    pub promised: Epoch,
 }
 
 #[derive(Debug)]
@@ -27,10 +47,17 @@ struct Grant {
 }
 
 impl Grants {
-    /// Of a host that starts at `now`.
-    pub fn new(now: Nanos) -> Self {
+    /// Of a life of `host` that starts at `now`.
+    pub fn new(now: Nanos, host: HostId, incarnation: Incarnation) -> Self {
         let quiet = if mutant!("grants.nothing_before_the_start") { Nanos::ZERO } else { GRACE };
-        Self { quiet_until: now + quiet, granted: BTreeMap::new(), fencing: BTreeMap::new() }
+        Self {
+            host,
+            incarnation,
+            quiet_until: now + quiet,
+            granted: BTreeMap::new(),
+            fencing: BTreeMap::new(),
+            answered: BTreeSet::new(),
+        }
     }
 
     /// Grants a lease on `object`, or refuses. `promised` is the highest epoch that a component
@@ -102,26 +129,64 @@ impl Grants {
         assert!(*fencing >= epoch && *fencing >= before, "a fence is never lowered");
     }
 
-    /// From when on that fence may be answered. A shard that fences vouches for its own
-    /// earlier leases: an older life is dead (its data directory was locked), and this life starts
-    /// a takeover only when its own owner has stopped for good. It does not vouch for another shard
-    /// of its host.
-    pub fn clear_at(&self, object: ObjectId, epoch: Epoch, owner: Addr) -> Nanos {
-        let granted = self.granted.get(&object).filter(|g| g.epoch < epoch && g.owner != owner);
-        self.quiet_until.max(granted.map_or(Nanos::ZERO, |g| g.until))
+    /// From when on that fence may be answered. A shard that fences vouches for its own earlier
+    /// leases: an older life of its host is dead (its data directory was locked), and this life
+    /// starts a takeover only when its own owner has stopped for good. It does not vouch for
+    /// another shard of this life.
+    pub fn clear_at(&self, object: ObjectId, fencer: &Fencer) -> Nanos {
+        let is_over = |grant: &Grant| {
+            let (host, life) = (grant.owner.host, grant.incarnation);
+            grant.owner == fencer.addr || fencer.is_later_life(host, life)
+        };
+        let granted = self.granted.get(&object);
+        let granted = granted.filter(|g| g.epoch < fencer.epoch && !is_over(g));
+        let quiet = if self.is_quiet_over(object, fencer) { Nanos::ZERO } else { self.quiet_until };
+        quiet.max(granted.map_or(Nanos::ZERO, |g| g.until))
+    }
+
+    /// Whether no lease is running that an earlier life of this host has granted: the last owner
+    /// that served was of a life that is over, and what the component had promised is of no later
+    /// owner, which a directory that was put back may not know.
+    fn is_quiet_over(&self, object: ObjectId, fencer: &Fencer) -> bool {
+        if self.answered.contains(&object) {
+            return true;
+        }
+        let Some(served) = fencer.served else { return false };
+        let (host, life) = (served.host, served.incarnation);
+        let is_dead = fencer.is_later_life(host, life)
+            || (host == self.host && life != self.incarnation)
+            || mutant!("grants.whoever_served_is_dead");
+        if is_dead && fencer.promised == served.epoch {
+            sometimes!("grants.who_served_last_is_dead");
+            return true;
+        }
+        false
+    }
+
+    /// That fence is answered.
+    pub fn answered(&mut self, object: ObjectId) {
+        self.answered.insert(object);
     }
 
     /// Forgets objects that have no component here any more.
     pub fn retain(&mut self, keep: impl Fn(ObjectId) -> bool) {
         self.granted.retain(|&o, _| keep(o));
         self.fencing.retain(|&o, _| keep(o));
+        self.answered.retain(|&o| keep(o));
+    }
+}
+
+impl Fencer {
+    /// Whether it is of the same host, and another life than that one: a later one, as an earlier
+    /// life has no epoch above one that it did not know.
+    fn is_later_life(&self, host: HostId, life: Incarnation) -> bool {
+        self.addr.host == host && self.incarnation != life
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_format::id::HostId;
 
     const OBJECT: ObjectId = ObjectId(7);
     const A: (Addr, Incarnation) = (Addr { host: HostId(1), shard: 0 }, Incarnation(11));
@@ -132,13 +197,16 @@ mod tests {
         g.renew(Nanos::from_ms(now), who.0, who.1, serial, (OBJECT, Epoch(epoch)), promised)
     }
 
+    fn fencer(epoch: u32, (addr, incarnation): (Addr, Incarnation)) -> Fencer {
+        Fencer { addr, incarnation, epoch: Epoch(epoch), served: None, promised: Epoch(epoch - 1) }
+    }
     fn clear_at(g: &Grants, epoch: u32, who: (Addr, Incarnation)) -> u64 {
-        g.clear_at(OBJECT, Epoch(epoch), who.0).as_ms()
+        g.clear_at(OBJECT, &fencer(epoch, who)).as_ms()
     }
 
     #[test]
     fn a_fence_waits_for_the_grace_of_the_last_grant_and_stops_renewals() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         assert_eq!(clear_at(&g, 1, A), GRACE.as_ms(), "an earlier life may have granted");
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 11_000, A, 2, 1));
@@ -153,7 +221,7 @@ mod tests {
     /// An owner that restarts is granted at once: else its reads wait, and it drops the member.
     #[test]
     fn an_older_epoch_of_the_same_host_is_replaced_at_once() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         assert!(renew(&mut g, 10_000, A, 1, 1));
         let restarted = (A.0, Incarnation(12));
         g.fence(OBJECT, Epoch(2));
@@ -162,10 +230,47 @@ mod tests {
         assert_eq!(clear_at(&g, 3, B), 10_100 + GRACE.as_ms());
     }
 
+    /// A host that restarts does not wait for leases that only a dead process can have.
+    #[test]
+    fn nothing_waits_for_the_last_owner_s_dead_life() {
+        let g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let served = |epoch, host, life| {
+            let (epoch, incarnation) = (Epoch(epoch), Incarnation(life));
+            Some(ServedRecord { epoch, host: HostId(host), incarnation })
+        };
+        let waits = |who, served, promised| {
+            let fencer = Fencer { served, promised: Epoch(promised), ..fencer(6, who) };
+            g.clear_at(OBJECT, &fencer) > Nanos::ZERO
+        };
+        let restarted = (Addr { shard: 3, ..A.0 }, Incarnation(12));
+        assert!(!waits(restarted, served(5, 1, 11), 5), "the fencing host's own earlier life");
+        assert!(!waits(B, served(5, 9, 98), 5), "this host's own earlier life");
+        assert!(waits(B, served(5, 9, 99), 5), "another shard of this life");
+        assert!(waits(A, served(5, 1, 11), 5), "another shard of the fencing life");
+        assert!(waits(B, served(5, 1, 11), 5), "a host that may live");
+        assert!(waits(restarted, None, 5), "nobody knows");
+        // Epoch 5 was fenced here and not settled: who served in epoch 4 has not always been waited
+        // for. Or the directory was put back.
+        assert!(waits(restarted, served(4, 1, 11), 5));
+        assert!(waits(restarted, served(5, 1, 11), 4));
+    }
+
+    #[test]
+    fn what_was_answered_once_in_a_life_waits_for_grants_of_this_life_only() {
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        assert_eq!(clear_at(&g, 1, A), GRACE.as_ms());
+        g.answered(OBJECT);
+        assert_eq!(clear_at(&g, 1, A), 0);
+        assert!(renew(&mut g, 100, A, 1, 1));
+        assert_eq!(clear_at(&g, 2, B), 100 + GRACE.as_ms());
+        g.retain(|_| false);
+        assert_eq!(clear_at(&g, 3, B), GRACE.as_ms());
+    }
+
     /// Another shard of the same host may still serve what it was granted.
     #[test]
     fn a_fence_waits_for_the_grant_of_another_shard_of_its_host() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         let sibling = (Addr { shard: 1, ..A.0 }, A.1);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         g.fence(OBJECT, Epoch(2));
@@ -176,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_late_give_back_does_not_end_a_later_grant() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 10_500, A, 2, 1));
         g.give_back(OBJECT, A.1, 1);
@@ -187,7 +292,7 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_to_an_epoch_that_was_not_promised() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         let now = Nanos::from_secs(10);
         for promised in [None, Some(Epoch(1)), Some(Epoch(3))] {
             assert!(!g.renew(now, A.0, A.1, 1, (OBJECT, Epoch(2)), promised));

@@ -4,7 +4,7 @@
 //! operations) is the store's. Order: a request reaches the store at the first poll of its
 //! handler, so that a connection's order is the store's order (R2).
 
-use crate::grants::Grants;
+use crate::grants::{Fencer, Grants};
 use crate::host_components::HostComponents;
 use crate::limits::{CHUNKS_PER_REPLY, GRACE, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
@@ -14,6 +14,7 @@ use atoll_format::id::{
 };
 use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK_LEN, BLOCKS_PER_CHUNK};
+use atoll_transport::Identity;
 use atoll_world::components::ReadBlocks;
 use atoll_world::{Components, StoreError, World, buf, mutant, sometimes};
 use std::cell::RefCell;
@@ -50,8 +51,9 @@ impl<W: World, S: Components> Clone for Members<W, S> {
 
 impl<W: World, S: Components> Members<W, S> {
     /// Of a shard that starts now with these stores.
-    pub fn new(world: W, shard: u8, stores: Vec<S>, of_host: HostComponents) -> Self {
-        let grants = RefCell::new(Grants::new(world.now()));
+    pub fn new(world: W, me: &Identity, stores: Vec<S>, of_host: HostComponents) -> Self {
+        let grants = RefCell::new(Grants::new(world.now(), me.host, me.incarnation));
+        let shard = me.shard;
         let members = Self(Rc::new(MembersState {
             world,
             stores: RefCell::new(Vec::new()),
@@ -321,8 +323,10 @@ impl<W: World, S: Components> Members<W, S> {
                 }
                 Reply::Done
             }
-            Request::Fence { object, component, epoch } => {
-                self.fence(from, object, component, epoch).await?
+            Request::Fence { object, component, epoch, incarnation, served } => {
+                let promised = self.store(component)?.status(component)?.promise.fenced;
+                let fencer = Fencer { addr: from, incarnation, epoch, served, promised };
+                self.fence(object, component, fencer).await?
             }
             Request::Attach { component, session, incomplete } => {
                 let store = self.store(component)?;
@@ -408,11 +412,11 @@ impl<W: World, S: Components> Members<W, S> {
 
     async fn fence(
         &self,
-        from: Addr,
         object: ObjectId,
         component: ComponentId,
-        epoch: Epoch,
+        fencer: Fencer,
     ) -> Result<Reply, StoreError> {
+        let epoch = fencer.epoch;
         let store = self.store(component)?;
         self.0.void.borrow_mut().remove(&component);
         self.0.grants.borrow_mut().fence(object, epoch);
@@ -420,7 +424,7 @@ impl<W: World, S: Components> Members<W, S> {
         // get no acknowledgement from this member.
         store.fence(component, epoch).await?;
         loop {
-            let clear_at = self.0.grants.borrow().clear_at(object, epoch, from);
+            let clear_at = self.0.grants.borrow().clear_at(object, &fencer);
             // R10.
             assert!(clear_at <= self.0.world.now() + GRACE, "a fence waits for one grace at most");
             if self.0.world.now() >= clear_at || mutant!("member.fence_waits_for_nobody") {
@@ -439,6 +443,7 @@ impl<W: World, S: Components> Members<W, S> {
         if status.promise.fenced > epoch {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
+        self.0.grants.borrow_mut().answered(object);
         let doubtful = status.doubtful || status.incomplete.is_some();
         Ok(Reply::Promise { promise: status.promise, doubtful })
     }

@@ -12,6 +12,7 @@ use atoll_format::id::{
     ClientId, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockTag, OpRecord, Promise};
+use atoll_format::record::ServedRecord;
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_transport::CallError;
 use atoll_world::components::{
@@ -139,13 +140,16 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     }
 
     /// Refuse lower epochs; returns when no lease of an older owner can be running (R6, R9).
+    /// `served`: as in the record of this epoch.
     pub async fn fence(
         &self,
         to: Endpoint,
         object: ObjectId,
+        served: Option<ServedRecord>,
         until: Nanos,
     ) -> Result<(), MemberError> {
-        let request = Request::Fence { object, component: to.component, epoch: self.epoch };
+        let (component, epoch, incarnation) = (to.component, self.epoch, self.ctx.incarnation);
+        let request = Request::Fence { object, component, epoch, incarnation, served };
         let accept = |reply: Reply| matches!(reply, Reply::Promise { .. }).then_some(());
         self.call(to.place(), Lane::Control, request, until, accept).await
     }

@@ -12,9 +12,10 @@ mod values;
 use crate::iops_limit::{Turns, WAIT_MAX};
 use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs};
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
+use atoll_format::record::ServedRecord;
 use atoll_format::units::BLOCK_LEN;
 use atoll_transport::{BadMessage, Encoded, Message};
 use atoll_world::components::{
@@ -58,6 +59,10 @@ messages! {
             component: ComponentId,
             /// The new owner's.
             epoch: Epoch,
+            /// The life of its host.
+            incarnation: Incarnation,
+            /// Who served the object last.
+            served: Option<ServedRecord>,
         } => "new owner to member" on [Control] gets [Promise] again "yes";
         /// Opens a session (R2). With `incomplete` it is brought up to date from that operation
         /// on: the component notes that it may lack any above the lowest that it was told, until
@@ -521,7 +526,24 @@ mod tests {
                 serial: 3,
                 objects: vec![ObjectId(1)],
             },
-            Request::Fence { object: ObjectId(1), component, epoch },
+            Request::Fence {
+                object: ObjectId(1),
+                component,
+                epoch,
+                incarnation: Incarnation(11),
+                served: None,
+            },
+            Request::Fence {
+                object: ObjectId(1),
+                component,
+                epoch,
+                incarnation: Incarnation(11),
+                served: Some(ServedRecord {
+                    epoch: Epoch(1),
+                    host: HostId(4),
+                    incarnation: Incarnation(10),
+                }),
+            },
             Request::Attach { component, session, incomplete: None },
             Request::Uncommitted { component, session, after: seq },
             Request::Applied { component, session, ticket },
@@ -701,9 +723,9 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_2_never_change() {
+    fn the_bytes_of_version_3_never_change() {
         let now = lines("request", every_request()) + &lines("reply", every_reply());
-        assert!(now == include_str!("../golden/messages.v2.hex"), "they are now:\n{now}");
+        assert!(now == include_str!("../golden/messages.v3.hex"), "they are now:\n{now}");
         let kinds = |what: &str| -> BTreeSet<u16> {
             let of = now.lines().filter_map(|l| l.strip_prefix(what)?.split(' ').next());
             of.map(|kind| kind.parse().expect("a number")).collect()

@@ -181,6 +181,7 @@ mod tests {
             owner: None,
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![member(1), member(2)] }],
+            served: None,
             nonce: 0,
         };
         let records = [

@@ -129,6 +129,7 @@ mod tests {
             owner: None,
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![] }],
+            served: None,
             nonce: 0,
         };
         assert_eq!(check_shape(ObjectId(7), &good), Ok(()));

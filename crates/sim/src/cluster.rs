@@ -696,6 +696,7 @@ impl<T: Storage> Cluster<T> {
                 owner: None,
                 seq_base: Seq(0),
                 legs,
+                served: None,
                 nonce: 0,
             };
             for (leg, member) in object.members() {

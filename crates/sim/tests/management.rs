@@ -1,7 +1,7 @@
 //! Management of a cluster in virtual time: what an administrator asks for is what happens, also
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
-use atoll_format::id::{ClusterId, ComponentId, Epoch, HostId, ObjectId};
+use atoll_format::id::{ClusterId, ComponentId, Epoch, HostId, Incarnation, ObjectId};
 use atoll_format::record::{
     self, ClusterRecord, MemberState, ObjectState, PROMISED_LIMIT_PERCENT, Policy, RECORD_VERSION,
     key,
@@ -1037,7 +1037,13 @@ fn a_copy_that_is_left_over_keeps_no_owner_from_its_lease() {
         assert!(record.members().all(|(_, m)| m.state.is_active()), "{record:?}");
         assert!(members.fenced(left_over).is_some(), "it may be of a record that comes back");
         // As soon as somebody fences it, that counts.
-        let fence = Request::Fence { object: id, component: left_over, epoch: Epoch(9) };
+        let fence = Request::Fence {
+            object: id,
+            component: left_over,
+            epoch: Epoch(9),
+            incarnation: Incarnation(1),
+            served: None,
+        };
         members.handle(host_id(0), fence).await;
         assert!(members.is_regarded(left_over));
     });
@@ -1056,7 +1062,13 @@ fn a_copy_that_has_promised_more_than_its_volume_is_deleted_with_it() {
             let holder = hosts.node(usize::from(at));
             let members = holder.objects().members();
             let component = member.component;
-            let fence = Request::Fence { object: id, component, epoch: Epoch(epoch) };
+            let fence = Request::Fence {
+                object: id,
+                component,
+                epoch: Epoch(epoch),
+                incarnation: Incarnation(1),
+                served: None,
+            };
             members.handle(host_id(0), fence).await;
             assert_eq!(members.fenced(component), Some(Epoch(epoch)));
         }

@@ -1,6 +1,8 @@
 //! What a member answers to whom, asked directly.
 
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session};
+use atoll_format::id::{
+    ClusterId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session,
+};
 use atoll_format::op::BlockRange;
 use atoll_object::HostComponents;
 use atoll_object::member::Members;
@@ -11,6 +13,7 @@ use atoll_sim::net::NetProfile;
 use atoll_sim::reference_store::ReferenceStore;
 use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
+use atoll_transport::Identity;
 use atoll_world::Nanos;
 use atoll_world::components::ComponentSpec;
 use std::cell::RefCell;
@@ -31,7 +34,15 @@ fn what_was_asked_in_an_earlier_session_is_refused() {
     let (executor, booted) = (machines.executor().clone(), members.clone());
     machines.set_boot(move |_, _, world| {
         let store = ReferenceStore::new(&executor, GroupId(1), 1 << 30, Rng::named(1, "store"));
-        *booted.borrow_mut() = Some(Members::new(world, 0, vec![store], HostComponents::of(1)));
+        let me = Identity {
+            cluster: ClusterId(1),
+            host: HostId(1),
+            shard: 0,
+            shards: 1,
+            incarnation: Incarnation(1),
+            name: "h0".into(),
+        };
+        *booted.borrow_mut() = Some(Members::new(world, &me, vec![store], HostComponents::of(1)));
     });
     machines.start(0);
     let test = async move {

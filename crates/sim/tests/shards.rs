@@ -173,6 +173,7 @@ impl Hosts {
             owner: None,
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![member(0), member(1)] }],
+            served: None,
             nonce: 0,
         };
         for (leg, m) in object.members() {

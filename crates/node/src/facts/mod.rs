@@ -272,6 +272,7 @@ pub(crate) mod tests {
                 owner: Some(OwnerRecord { host: HostId(1), shard: 0, incarnation: Incarnation(1) }),
                 seq_base: Seq(0),
                 legs: vec![LegRecord { members: members.collect() }],
+                served: None,
                 nonce: 0,
             },
             revision: 1,

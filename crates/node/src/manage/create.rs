@@ -174,6 +174,7 @@ impl<W: World, S: Components> Node<W, S> {
             owner: None,
             seq_base: Seq(0),
             legs: legs.iter().map(|leg| LegRecord { members: members(leg) }).collect(),
+            served: None,
             nonce: 0,
         };
         self.check_promise(&promises, promised_bytes(&record))?;

@@ -115,7 +115,7 @@ impl<W: World, S: Components> Service for HostService<W, S> {
 impl<W: World, S: Components> HostObjects<W, S> {
     /// The object layer of a shard that starts now; `of_host` is what all shards of its host have.
     pub fn start(world: W, identity: Identity, stores: Vec<S>, of_host: HostComponents) -> Self {
-        let members = Members::new(world.clone(), identity.shard, stores, of_host);
+        let members = Members::new(world.clone(), &identity, stores, of_host);
         let objects = Self(Rc::new_cyclic(|host| HostState {
             ctx: Rc::new(Ctx::start(world.clone(), identity, HostService(host.clone()))),
             members,

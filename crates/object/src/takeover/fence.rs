@@ -73,7 +73,7 @@ async fn fence_one<W: World, P: Protocol>(
     // would drop every copy but its own.
     let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
     while !mutant!("takeover.does_not_fence") {
-        match members.fence(to, record.id, world.now() + FENCE_DEADLINE).await {
+        match members.fence(to, record.id, record.served, world.now() + FENCE_DEADLINE).await {
             Ok(()) => break,
             Err(MemberError::Superseded(_)) => return Err(Refusal::Newer),
             Err(MemberError::Store(StoreError::NoComponent(_) | StoreError::Failed(_))) => {
