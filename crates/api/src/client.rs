@@ -8,7 +8,7 @@
 use crate::envelope::{Item, List, Missing, Named};
 use crate::limits::{PAGE_MAX, REPLY_MAX};
 use crate::problem::{Code, Problem};
-use crate::routes::{Op, Reply, Route};
+use crate::routes::{Op, Page, Reply, Route};
 use crate::shell::quote;
 use crate::uri::{self, escape};
 use http_body_util::{BodyExt, Full, Limited};
@@ -108,10 +108,10 @@ impl Call {
         Self { method, target: route.target(names), body, headers, route: Some(route) }
     }
 
-    /// Reads a page for machines: `/readyz` and its like.
-    pub fn get(target: impl Into<String>) -> Self {
+    /// Reads a page for machines.
+    pub fn page(page: Page) -> Self {
         let (body, headers) = (None, Vec::new());
-        Self { method: Method::GET, target: target.into(), body, headers, route: None }
+        Self { method: Method::GET, target: page.path().into(), body, headers, route: None }
     }
 
     /// With that query parameter.
@@ -537,7 +537,7 @@ mod tests {
     async fn every_way_a_server_can_fail_has_its_code() {
         let ask = async |endpoint: Endpoint, ms| {
             let client = Client::new(endpoint, Duration::from_millis(ms));
-            client.bytes(Call::get("/api/v1/status")).await.unwrap_err().code
+            client.bytes(Call::to(Op::StatusShow, &[])).await.unwrap_err().code
         };
         assert_eq!(ask(Endpoint::Unix("/nonexistent".into()), 9_000).await, Code::CannotConnect);
         assert_eq!(ask(serve(b"").await, 50).await, Code::TimedOut);

@@ -1,4 +1,4 @@
-//! The management interface as data: REST types, envelopes, errors, the table of routes and the
+//! The management interface as data: REST types, envelopes, errors, the table of operations and the
 //! OpenAPI document made from it, and a client.
 //!
 //! Absent here: the server (in `atoll`), and everything that decides. Types of other crates are

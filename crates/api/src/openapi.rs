@@ -1,10 +1,12 @@
-//! The OpenAPI 3.1 document, made from the table of routes and the types.
+//! The OpenAPI 3.1 document, made from the table of operations and the types.
 //!
-//! Invariant: it has every route of [`ROUTES`] and nothing else, and every reference resolves.
+//! Invariants: it has every operation of [`Op::ALL`] and nothing else, with all that its line says;
+//! every reference resolves. What OpenAPI has no word for is in fields of our own: `x-permission`,
+//! `x-place`, `x-named-by` and `x-task`.
 
 use crate::envelope::Missing;
 use crate::problem::Code;
-use crate::routes::{PREFIX, QUERY, ROUTES, Reply, Route};
+use crate::routes::{Op, PREFIX, Permission, Place, QUERY, Reply};
 use crate::types;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -13,9 +15,10 @@ use utoipa::{PartialSchema, ToSchema};
 /// The document. `release` is the version of the program that serves it.
 pub fn document(release: &str) -> Value {
     let mut paths = Map::new();
-    for route in ROUTES {
+    for &op in Op::ALL {
+        let route = op.route();
         let path = paths.entry(format!("{PREFIX}{}", route.path)).or_insert_with(|| json!({}));
-        path[route.method.to_ascii_lowercase()] = operation(route);
+        path[route.method.to_ascii_lowercase()] = operation(op);
     }
     json!({
         "openapi": "3.1.0",
@@ -23,7 +26,13 @@ pub fn document(release: &str) -> Value {
             "title": "Atoll",
             "version": release,
             "description": "Management of an Atoll cluster: volumes, hosts, disks, policies. \
-                Additive within v1. Sizes are bytes, times RFC 3339 UTC.",
+                Additive within v1. Sizes are bytes, times RFC 3339 UTC.\n\n\
+                x-permission: read (also over TCP) or manage (over the Unix socket; over TCP only \
+                with network.api_writable). x-place, which host does it, whichever is asked: any \
+                (all do the same), asked (the one that is asked), named (the one that x-named-by \
+                names; the one that is asked if it is absent), holder (the one with the disk group \
+                that x-named-by names; all if it is absent), all. x-task: the kind of the tasks \
+                that go on after the answer; /api/v1/tasks lists them.",
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },
         "paths": paths,
@@ -31,7 +40,8 @@ pub fn document(release: &str) -> Value {
     })
 }
 
-fn operation(route: &Route) -> Value {
+fn operation(op: Op) -> Value {
+    let route = op.route();
     let mut parameters: Vec<Value> = route
         .path_parameters()
         .map(|name| {
@@ -48,7 +58,7 @@ fn operation(route: &Route) -> Value {
             "schema": { "type": kind }, "description": text,
         }));
     }
-    for (name, text) in headers(route) {
+    for (name, text) in route.headers {
         parameters.push(json!({
             "name": name, "in": "header", "required": false,
             "schema": { "type": "string" }, "description": text,
@@ -64,42 +74,38 @@ fn operation(route: &Route) -> Value {
         success["content"] = reply;
     }
     let mut operation = json!({
-        "operationId": format!("{:?}", route.op),
+        "operationId": format!("{op:?}"),
         "summary": route.summary,
         "tags": [route.path.split(['/', ':']).nth(1).expect("paths begin with /")],
         "parameters": parameters,
-        "responses": {
-            status: success,
-            "default": {
-                "description": "An error; `code` says which",
-                "content": { "application/problem+json": {
-                    "schema": { "$ref": "#/components/schemas/Problem" } } },
-            },
-        },
+        "x-permission": route.permission.name(),
+        "x-place": route.place.name(),
+        "responses": { status: success, "default": refusal("An error; `code` says which") },
     });
+    if route.permission == Permission::Manage {
+        operation["responses"]["403"] = refusal("Not over this connection");
+    }
+    if let Place::Named(part) | Place::Holder(part) = route.place {
+        operation["x-named-by"] = json!(part);
+    }
+    if let Some(kind) = route.task {
+        operation["x-task"] = json!(kind);
+    }
     if let Some(body) = route.body {
         operation["requestBody"] = json!({ "required": true, "content": content(body) });
     }
     operation
 }
 
-/// Request headers with a meaning of their own.
-fn headers(route: &Route) -> &'static [(&'static str, &'static str)] {
-    use crate::routes::Op;
-    match route.op {
-        Op::VolumePatch | Op::VolumeDelete | Op::VolumeResize => {
-            &[("If-Match", "`ETag` that the volume must still have")]
-        }
-        Op::VolumeCreate => {
-            &[("Idempotency-Key", "The same key and body again give the same answer")]
-        }
-        _ => &[],
-    }
+fn refusal(description: &str) -> Value {
+    json!({
+        "description": description,
+        "content": { "application/problem+json": { "schema": reference("Problem") } },
+    })
 }
 
 fn content(schema: &str) -> Value {
-    json!({ "application/json": {
-        "schema": { "$ref": format!("#/components/schemas/{schema}") } } })
+    json!({ "application/json": { "schema": reference(schema) } })
 }
 
 /// Schemas of every type that a route names, of what they are made of, and their envelopes.
@@ -148,8 +154,8 @@ fn schemas() -> Value {
     for (name, schema) in found {
         all.insert(name, serde_json::to_value(schema).expect("schemas have string keys"));
     }
-    for route in ROUTES {
-        let (name, key, inner) = match route.reply {
+    for op in Op::ALL {
+        let (name, key, inner) = match op.route().reply {
             Reply::Item(name) => (name, "item", reference(name)),
             Reply::List(name) => {
                 (name, "items", json!({ "type": "array", "items": reference(name) }))
@@ -238,23 +244,55 @@ mod tests {
             let pointer = target.strip_prefix('#').expect("local references only");
             assert!(document.pointer(pointer).is_some(), "{target} leads nowhere");
         }
+    }
+
+    /// Where a part of a request is: in its path, its query or its body.
+    fn has_part(document: &Value, operation: &Value, part: &str) -> bool {
+        let parameters = operation["parameters"].as_array().unwrap();
+        let body = &operation["requestBody"]["content"]["application/json"]["schema"]["$ref"];
+        let fields = body.as_str().and_then(|target| document.pointer(target.strip_prefix('#')?));
+        parameters.iter().any(|parameter| parameter["name"] == part)
+            || fields.is_some_and(|body| body["properties"].get(part).is_some())
+    }
+
+    #[test]
+    fn the_document_says_of_every_operation_what_the_table_says() {
+        let document = document("1.2.3");
         let paths = document["paths"].as_object().unwrap();
         let count: usize = paths.values().map(|p| p.as_object().unwrap().len()).sum();
-        assert_eq!(count, ROUTES.len());
+        assert_eq!(count, Op::ALL.len());
         let mut ids = BTreeSet::new();
-        for route in ROUTES {
+        for op in Op::ALL {
+            let route = op.route();
             let path = &paths[&format!("{PREFIX}{}", route.path)];
             let operation = &path[route.method.to_ascii_lowercase()];
             assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()));
-            let named: BTreeSet<&str> = operation["parameters"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .filter(|p| p["in"] == "path")
-                .map(|p| p["name"].as_str().unwrap())
-                .collect();
-            assert_eq!(named, route.path_parameters().collect(), "{}", route.path);
+            let parameters = operation["parameters"].as_array().unwrap();
+            let named = |place: &str| -> BTreeSet<&str> {
+                let of_it = parameters.iter().filter(|parameter| parameter["in"] == place);
+                of_it.map(|parameter| parameter["name"].as_str().unwrap()).collect()
+            };
+            assert_eq!(named("path"), route.path_parameters().collect(), "{op:?}");
+            assert_eq!(named("query"), route.parameters().collect(), "{op:?}");
+            assert_eq!(named("header"), route.headers.iter().map(|h| h.0).collect(), "{op:?}");
             assert_eq!(operation.get("requestBody").is_some(), route.body.is_some());
+            assert_eq!(operation["x-permission"], route.permission.name(), "{op:?}");
+            let refused = operation["responses"].get("403").is_some();
+            assert_eq!(refused, route.permission == Permission::Manage, "{op:?}");
+            assert_eq!(operation["x-place"], route.place.name(), "{op:?}");
+            let part = operation.get("x-named-by").map(|part| part.as_str().unwrap());
+            match route.place {
+                Place::Named(wanted) | Place::Holder(wanted) => {
+                    assert_eq!(part, Some(wanted), "{op:?}");
+                    assert!(has_part(&document, operation, wanted), "{op:?} has no {wanted}");
+                }
+                _ => assert_eq!(part, None, "{op:?}"),
+            }
+            assert_eq!(operation.get("x-task").and_then(Value::as_str), route.task, "{op:?}");
+            let described = document["info"]["description"].as_str().unwrap();
+            for word in [route.permission.name(), route.place.name()] {
+                assert!(described.contains(&format!("{word} (")) || word == "all", "{word}");
+            }
         }
     }
 

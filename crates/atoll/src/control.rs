@@ -17,14 +17,19 @@ use atoll_node::EventMark;
 use std::collections::BTreeMap;
 use std::future::Future;
 
-/// Whose knowledge an answer is made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Who does what is asked for, and whose knowledge the answer is made of: the
+/// [`Place`](atoll_api::routes::Place) of the operation, with what the request names.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Scope {
     /// Every host that answers is asked.
     #[default]
     Cluster,
     /// Only this host.
     Local,
+    /// The host of that name or id, this one or another.
+    Host(String),
+    /// The host with the disk group of that id; the answer is made of what all know.
+    Group(String),
 }
 
 /// How a change is made: the same options for every operation that changes something.
@@ -146,16 +151,17 @@ pub trait Control: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = ControlResult<Cluster>> + Send;
     fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
     fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
-    fn disks(&self, host: &str) -> impl Future<Output = ControlResult<Vec<Disk>>> + Send;
+    fn disks(&self, scope: Scope) -> impl Future<Output = ControlResult<Vec<Disk>>> + Send;
     fn disk_wipe(
         &self,
-        host: &str,
+        scope: Scope,
         request: DiskWipeRequest,
         change: ChangeOptions,
     ) -> impl Future<Output = ControlResult<DiskWipe>> + Send;
     fn groups(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Group>>> + Send;
     fn group_create(
         &self,
+        scope: Scope,
         request: GroupCreate,
         change: ChangeOptions,
     ) -> impl Future<Output = ControlResult<Group>> + Send;
@@ -176,7 +182,7 @@ pub trait Control: Clone + Send + Sync + 'static {
         size_bytes: u64,
     ) -> impl Future<Output = ControlResult<PolicyCheck>> + Send;
     fn volumes(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Volume>>> + Send;
-    fn volume(&self, name: &str) -> impl Future<Output = Collected<Volume>> + Send;
+    fn volume(&self, name: &str, scope: Scope) -> impl Future<Output = Collected<Volume>> + Send;
     fn volume_create(
         &self,
         request: VolumeCreate,
@@ -186,6 +192,7 @@ pub trait Control: Clone + Send + Sync + 'static {
         &self,
         name: &str,
         patch: VolumePatch,
+        scope: Scope,
         change: ChangeOptions,
     ) -> impl Future<Output = Collected<Volume>> + Send;
     fn volume_delete(

@@ -5,8 +5,9 @@
 
 mod common;
 
+use atoll::control::Scope;
 use atoll::rest::door::Access;
-use atoll_api::routes::{PREFIX, ROUTES};
+use atoll_api::routes::{Op, PREFIX, Permission, Place, Route};
 use common::TestServer;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -365,34 +366,84 @@ fn example(name: &str) -> &'static str {
     }
 }
 
+/// A request to a route, path and body; what it is about is there.
+fn request(server: &TestServer, route: &Route) -> (String, &'static str) {
+    let create = r#"{"name":"vm1","size_bytes":4096}"#;
+    let policy = r#"{"name":"default","failures_to_tolerate":1}"#;
+    ask(server, "POST", "/api/v1/policies", policy);
+    ask(server, "POST", "/api/v1/volumes", create);
+    let names: Vec<&str> = route
+        .path_parameters()
+        .map(|name| match name {
+            "volume" => "vm1",
+            "host" => "host1",
+            "policy" => "default",
+            "task" => "good",
+            "group" => "g1",
+            other => panic!("no example of {other}"),
+        })
+        .collect();
+    let token = if route.query.contains(&"token") { "?token=0000000000000007" } else { "" };
+    (route.target(&names) + token, route.body.map(example).unwrap_or_default())
+}
+
+/// Who may, and which host does it: as the table says.
+#[test]
+fn the_table_decides_who_may_and_who_does_it() {
+    let server = TestServer::start();
+    let only_read = TestServer::with(Access { names: vec!["test:80".into()], ..Access::default() });
+    for &op in Op::ALL {
+        let route = op.route();
+        let (path, body) = request(&server, route);
+        let (status, _, answer) = send(&only_read, route.method, &path, &[], body);
+        let refused = status == 403 && answer["code"] == "E0401";
+        assert_eq!(refused, route.permission == Permission::Manage, "{op:?}: {status} {answer}");
+        server.state().scope = None;
+        send(&server, route.method, &path, &[], body);
+        let wanted = match route.place {
+            Place::Any | Place::Asked => None,
+            Place::All | Place::Holder(_) => Some(Scope::Cluster),
+            Place::Named(_) if op == Op::GroupCreate => Some(Scope::Local),
+            Place::Named(_) => Some(Scope::Host("host1".into())),
+        };
+        assert_eq!(server.state().scope, wanted, "{op:?}");
+    }
+    let (host, group) = (Scope::Host("host2".into()), Scope::Group("g2".into()));
+    for (method, path, body, wanted) in [
+        ("GET", "/hosts/host2/disks", "", &host),
+        ("POST", "/hosts/host2/disks:wipe", r#"{"path":"/dev/a","force":true}"#, &host),
+        ("POST", "/groups", r#"{"disks":["/dev/a"],"host":"host2"}"#, &host),
+        ("POST", "/scrubs", r#"{"group":"g2"}"#, &group),
+        ("POST", "/scrubs?scope=local", r#"{"group":"g2"}"#, &Scope::Local),
+        ("DELETE", "/scrubs?group=g2", "", &group),
+        ("DELETE", "/scrubs", "", &Scope::Cluster),
+        ("GET", "/volumes?scope=local", "", &Scope::Local),
+    ] {
+        server.state().scope = None;
+        send(&server, method, &format!("{PREFIX}{path}"), &[], body);
+        assert_eq!(server.state().scope.as_ref(), Some(wanted), "{method} {path}");
+    }
+    // What the table does not have needs what its method would.
+    for (method, path, want) in
+        [("GET", "/api/v1/no", 404), ("POST", "/api/v1/no", 403), ("PUT", "/api/v1/volumes", 403)]
+    {
+        assert_eq!(send(&only_read, method, path, &[], "").0, want, "{method} {path}");
+    }
+}
+
 #[test]
 fn every_route_is_served_and_documented() {
     let server = TestServer::start();
     let (status, document) = ask(&server, "GET", "/openapi.json", "");
     assert_eq!(status, 200);
-    for route in ROUTES {
-        let create = r#"{"name":"vm1","size_bytes":4096}"#;
-        let policy = r#"{"name":"default","failures_to_tolerate":1}"#;
-        ask(&server, "POST", "/api/v1/policies", policy);
-        ask(&server, "POST", "/api/v1/volumes", create);
-        let path = route
-            .path
-            .replace("{volume}", "vm1")
-            .replace("{host}", "host1")
-            .replace("{policy}", "default")
-            .replace("{task}", "good")
-            .replace("{group}", "g1");
-        let path = match route.op {
-            atoll_api::routes::Op::VolumeUnlock => path + "?token=0000000000000007",
-            _ => path,
-        };
-        let body = route.body.map(example).unwrap_or_default();
-        let (status, _, answer) =
-            send(&server, route.method, &format!("{PREFIX}{path}"), &[], body);
+    for &op in Op::ALL {
+        let route = op.route();
+        let (path, body) = request(&server, route);
+        let (status, _, answer) = send(&server, route.method, &path, &[], body);
         // The made-up engine refuses these two; that is an answer as well.
-        let want = match route.op {
-            atoll_api::routes::Op::GroupShow => 404,
-            atoll_api::routes::Op::GroupCreate => 409,
+        let want = match op {
+            Op::GroupShow => 404,
+            Op::GroupCreate => 409,
             _ if answer.is_null() => 204,
             _ => 200,
         };
@@ -404,7 +455,7 @@ fn every_route_is_served_and_documented() {
             conforms(&document, &operation["responses"]["200"], &answer, route.path);
         }
         // Any other method is refused with what is possible.
-        let (status, head, _) = send(&server, "PUT", &format!("{PREFIX}{path}"), &[], "");
+        let (status, head, _) = send(&server, "PUT", &path, &[], "");
         assert_eq!(status, 405);
         let allow = head.lines().find_map(|line| line.strip_prefix("allow: ")).unwrap();
         assert!(allow.split(", ").any(|method| method == route.method), "{allow}");

@@ -179,3 +179,107 @@ pub struct HostStatus {
     /// Seconds since it started.
     pub uptime_s: f64,
 }
+
+/// The most that the figures of one host come to, all together: 64 PiB is more than a host can
+/// have. The sum over 255 hosts fits into 64 bits, and so does a hundred times those of one host.
+const FIGURES_MAX: u128 = 1 << 56;
+
+impl HostStatus {
+    /// Whether one can reckon with what another host says of itself. All figures that are added
+    /// up, or multiplied by 100, are looked at; times, rates that are only shown, and what its
+    /// components may take yet are not.
+    pub(crate) fn is_plausible(&self) -> bool {
+        let of_group = |g: &GroupStatus| {
+            let space = [g.capacity_bytes, g.used_bytes, g.free_bytes];
+            let counts = [g.checksum_errors, g.scrub_checked, g.scrub_total, g.scrub_bad];
+            sum(space) + sum(counts)
+        };
+        let of_copy = |c: &CopyStatus| {
+            sum([c.bytes_left, c.bytes_done, c.bytes_copied, c.done_per_second])
+                + sum([c.copied_per_second])
+        };
+        let of_object = |o: &ObjectStatus| {
+            let copies: u128 = o.copies.iter().map(of_copy).sum();
+            copies + sum([o.resync_bytes_left, o.resync_bytes_done, o.no_space_answers])
+        };
+        let groups: u128 = self.groups.iter().map(of_group).sum();
+        let objects: u128 = self.objects.iter().map(of_object).sum();
+        let clients = sum(self.open_volumes.values().map(|&clients| u64::from(clients)));
+        groups + objects + clients + sum(self.components.values().copied()) <= FIGURES_MAX
+    }
+}
+
+fn sum(figures: impl IntoIterator<Item = u64>) -> u128 {
+    figures.into_iter().map(u128::from).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::tests::status;
+
+    #[test]
+    fn a_host_with_figures_that_cannot_be_is_not_believed() {
+        type Change<'a> = &'a dyn Fn(&mut HostStatus, u64);
+        let copy = CopyStatus {
+            component: ComponentId(1),
+            running: true,
+            bytes_left: 0,
+            bytes_done: 0,
+            bytes_copied: 0,
+            done_per_second: 0,
+            copied_per_second: 0,
+            seconds: 1.0,
+        };
+        let object = ObjectStatus {
+            id: ObjectId(1),
+            epoch: Epoch(1),
+            resyncing: true,
+            resync_bytes_left: 0,
+            resync_bytes_done: 0,
+            resync_component: None,
+            resync_bytes_copied: 0,
+            resync_seconds: 0.0,
+            copies: vec![copy],
+            no_space: None,
+            no_space_answers: 0,
+            guest_ops: 0,
+        };
+        let with = |change: Change<'_>, figure| {
+            let mut status = status(1);
+            status.objects = vec![object.clone()];
+            change(&mut status, figure);
+            status
+        };
+        let changes: [Change<'_>; 18] = [
+            &|s, n| s.groups[0].capacity_bytes = n,
+            &|s, n| s.groups[0].used_bytes = n,
+            &|s, n| s.groups[0].free_bytes = n,
+            &|s, n| s.groups[0].checksum_errors = n,
+            &|s, n| s.groups[0].scrub_checked = n,
+            &|s, n| s.groups[0].scrub_total = n,
+            &|s, n| s.groups[0].scrub_bad = n,
+            &|s, n| s.objects[0].resync_bytes_left = n,
+            &|s, n| s.objects[0].resync_bytes_done = n,
+            &|s, n| s.objects[0].no_space_answers = n,
+            &|s, n| s.objects[0].copies[0].bytes_left = n,
+            &|s, n| s.objects[0].copies[0].bytes_done = n,
+            &|s, n| s.objects[0].copies[0].bytes_copied = n,
+            &|s, n| s.objects[0].copies[0].done_per_second = n,
+            &|s, n| s.objects[0].copies[0].copied_per_second = n,
+            &|s, n| s.components = BTreeMap::from([(ComponentId(1), n)]),
+            // Each of them is possible, together they are not.
+            &|s, n| {
+                s.groups = vec![GroupStatus { free_bytes: n / 256, ..s.groups[0].clone() }; 512]
+            },
+            &|s, n| {
+                let some = |id| (ComponentId(id), n / 256);
+                s.components = (0..512).map(some).collect();
+            },
+        ];
+        for (i, change) in changes.into_iter().enumerate() {
+            assert!(with(change, 1 << 50).is_plausible(), "change {i}");
+            assert!(!with(change, u64::MAX).is_plausible(), "change {i}");
+        }
+    }
+}

@@ -630,17 +630,15 @@ pub fn warnings(hosts: &[HostView], policy: &Policy) -> Vec<Warning> {
     if usable <= policy.members() && policy.failures_to_tolerate > 0 {
         warnings.push(Warning::NoSpareDomain { domains: usable, needed: policy.members() });
     }
-    let free: u64 = domains.values().map(|d| d.free).sum();
     let fullest = domains.iter().max_by_key(|(name, d)| (d.used, Reverse(*name)));
     if let Some((name, fullest)) = fullest
         && domains.len() > 1
-        && fullest.used > free - fullest.free
     {
-        warnings.push(Warning::NoRebuildRoom {
-            domain: (*name).to_owned(),
-            used_bytes: fullest.used,
-            free_bytes: free - fullest.free,
-        });
+        let free_bytes = sum(domains.iter().filter(|(n, _)| *n != name).map(|(_, d)| d.free));
+        if fullest.used > free_bytes {
+            let (domain, used_bytes) = ((*name).to_owned(), fullest.used);
+            warnings.push(Warning::NoRebuildRoom { domain, used_bytes, free_bytes });
+        }
     }
     warnings
 }
@@ -725,7 +723,7 @@ fn why(
     if group.free_bytes >= most {
         Why::MostFree { free_bytes: most, of: choice.len() }
     } else {
-        let of_bytes = choice.iter().map(|(_, g)| g.free_bytes).sum();
+        let of_bytes = sum(choice.iter().map(|(_, g)| g.free_bytes));
         Why::Share { free_bytes: group.free_bytes, of_bytes }
     }
 }
@@ -823,14 +821,13 @@ impl<'a> Search<'a> {
         let chosen = Vec::new();
         let mut search =
             Self { places, free, taken, legs, least, copies, domains, chosen, steps: 0 };
-        // Other hosts say what they have free: together it may be more than fits 64 bits.
-        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.map(u128::from).sum::<u128>();
-        let all = |free: &[u64]| sum(&mut free.iter().copied());
+        let exact = |bytes: &mut dyn Iterator<Item = u64>| bytes.map(u128::from).sum::<u128>();
+        let all = |free: &[u64]| exact(&mut free.iter().copied());
         let before = all(&search.free);
         let found = search.hopeful(0) && search.leg(0);
         // Whatever was tried and given up again has been given back.
         let taken: usize = search.taken.iter().map(|&n| n as usize).sum();
-        let needed = sum(&mut legs.iter().map(|need| need.free)) * copies as u128;
+        let needed = exact(&mut legs.iter().map(|need| need.free)) * copies as u128;
         let used = if found { needed } else { 0 };
         assert_eq!(search.chosen.len(), if found { legs.len() } else { 0 }, "legs chosen");
         assert_eq!(taken, search.chosen.len() * copies, "components chosen");
@@ -847,7 +844,8 @@ impl<'a> Search<'a> {
         for ((place, &free), taken) in self.places.iter().zip(&self.free).zip(&self.taken) {
             if place.takes(least, free) {
                 let entries = place.group.free_components - taken;
-                slots[place.domain] += (free / least.free).min(u64::from(entries));
+                let fit = (free / least.free).min(u64::from(entries));
+                slots[place.domain] = slots[place.domain].saturating_add(fit);
             }
         }
         slots.into_iter().map(|s| s.min(left)).sum::<u64>() >= left * self.copies as u64
@@ -919,7 +917,7 @@ impl<'a> Search<'a> {
 /// left when it is lost: its share, by capacity, of what that domain holds.
 fn rebuild_reserve(hosts: &[HostView]) -> BTreeMap<GroupId, u64> {
     let domains = domains(hosts);
-    let capacity: u64 = domains.values().map(|d| d.capacity).sum();
+    let capacity = sum(domains.values().map(|d| d.capacity));
     let share = |group: &GroupView, lost: &Domain| match capacity - lost.capacity {
         0 => 0,
         others => {
@@ -939,6 +937,11 @@ fn rebuild_reserve(hosts: &[HostView]) -> BTreeMap<GroupId, u64> {
     reserve
 }
 
+/// Other hosts and records say what there is: together it may be more than fits into 64 bits.
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
 #[derive(Default)]
 struct Domain {
     usable: bool,
@@ -954,9 +957,10 @@ fn domains(hosts: &[HostView]) -> BTreeMap<&str, Domain> {
         for group in host.groups.iter().filter(|g| g.healthy) {
             let domain = domains.entry(&host.fault_domain).or_default();
             domain.usable |= group.room() > 0;
-            domain.capacity += group.capacity_bytes;
-            domain.free += group.free_bytes;
-            domain.used += group.capacity_bytes.saturating_sub(group.free_bytes);
+            let used_bytes = group.capacity_bytes.saturating_sub(group.free_bytes);
+            domain.capacity = domain.capacity.saturating_add(group.capacity_bytes);
+            domain.free = domain.free.saturating_add(group.free_bytes);
+            domain.used = domain.used.saturating_add(used_bytes);
         }
     }
     domains
@@ -1144,7 +1148,8 @@ fn missing_in_total(hosts: &[HostView], largest: Need, legs: usize, copies: usiz
     let mut slots: BTreeMap<usize, u64> = BTreeMap::new();
     for place in Place::of(hosts, None, 0).iter().filter(|p| p.takes(largest, p.free)) {
         let entries = u64::from(place.group.free_components);
-        *slots.entry(place.domain).or_default() += (place.free / largest.free).min(entries);
+        let slots = slots.entry(place.domain).or_default();
+        *slots = slots.saturating_add((place.free / largest.free).min(entries));
     }
     let fit: u64 = slots.values().map(|&s| s.min(legs as u64)).sum();
     (legs * copies).saturating_sub(fit as usize).max(1) as u64 * largest.free
@@ -1409,6 +1414,36 @@ mod tests {
     }
 
     const G: u64 = 1 << 30;
+
+    #[test]
+    fn hosts_that_say_they_have_more_than_can_be_are_added_up_all_the_same() {
+        let more = [(u64::MAX, u64::MAX), (u64::MAX, u64::MAX)];
+        let full = [(u64::MAX, 0), (u64::MAX, CHUNK)];
+        let true_one = [(100 * G, 50 * G)];
+        let mut hosts = cluster(&[&more, &more, &full, &full, &true_one]);
+        for group in hosts.iter_mut().flat_map(|host| &mut host.groups) {
+            group.unwritten_bytes = u64::MAX;
+        }
+        for shared in [false, true] {
+            for host in hosts.iter_mut().filter(|_| shared) {
+                host.fault_domain = format!("rack{}", host.id.0 % 3);
+            }
+            for legs in [1, 8] {
+                let plan = place(&hosts, &policy(1, legs), 80 * G, None, 1).expect("a place");
+                let record = object_on(&plan.policy, 80 * G, &plan.legs);
+                assert_eq!(grow(&hosts, &record, 90 * G, |_| Some(u64::MAX)), Ok(()));
+                let gone = record.legs[0].members[0].component;
+                assert!(replacement(&hosts, &record, 0, gone, |_| Some(u64::MAX)).is_ok());
+                assert_eq!(explain(&record, &hosts).legs.len(), plan.legs.len());
+            }
+            // What is full all together is full, and what there is of it is told.
+            let full: Vec<HostView> = hosts[2..4].to_vec();
+            let refusal = place(&full, &policy(1, 3), 12 * G, None, 1).expect_err("no room");
+            assert!(!refusal.to_string().is_empty());
+            let told = warnings(&full, &policy(1, 1));
+            assert!(told.iter().any(|w| matches!(w, Warning::NoRebuildRoom { .. })), "{told:?}");
+        }
+    }
 
     #[test]
     fn a_refusal_says_which_rule_which_hosts_and_what_would_help() {

@@ -18,12 +18,12 @@ use atoll_world::{Buf, BufMut, Disk, Durability};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// The unit of a disk: offsets and lengths are multiples of it.
@@ -94,6 +94,13 @@ pub enum OpenError {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// It does not answer: a request to it that this process has given up has not ended, and keeps
+    /// it in use until then.
+    #[error("disk '{path}' does not answer: an earlier request to it has not ended")]
+    Unanswered {
+        /// Which disk.
+        path: String,
+    },
     /// No ring, and no other backend was allowed.
     #[error("{0}")]
     Backend(String),
@@ -128,6 +135,9 @@ impl Opened {
     fn new(path: &Path, read_only: bool) -> Result<Self, OpenError> {
         let named = || path.display().to_string();
         let refused = |error: Errno| match error {
+            Errno::BUSY | Errno::WOULDBLOCK if is_left(path) => {
+                OpenError::Unanswered { path: named() }
+            }
             Errno::BUSY | Errno::WOULDBLOCK => OpenError::InUse { path: named() },
             error => OpenError::Open { path: named(), error: error.into() },
         };
@@ -171,6 +181,22 @@ impl Opened {
             }
         }
         Ok(Self { file, is_block_device, len })
+    }
+}
+
+/// Devices that this process has let go of. Each stays open until the last request to it has ended.
+static LEFT: Mutex<BTreeMap<PathBuf, Weak<File>>> = Mutex::new(BTreeMap::new());
+
+/// Whether a device is open only for requests to it that nobody waits for any more.
+fn is_left(path: &Path) -> bool {
+    let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.get(path).is_some_and(|file| file.strong_count() > 0)
+}
+
+impl Drop for OpenDisk {
+    fn drop(&mut self) {
+        let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        left.insert(self.path.clone(), Arc::downgrade(&self.file));
     }
 }
 
@@ -453,13 +479,18 @@ mod tests {
     use std::rc::Rc;
     use std::time::Duration;
 
-    #[test]
-    fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
-        // Beside the build output: a file system with direct I/O.
+    /// A file of two blocks, beside the build output: a file system with direct I/O.
+    fn device() -> (tempfile::TempDir, std::path::PathBuf) {
         let here = std::env::current_exe().unwrap();
         let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(8192).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn without_a_ring_threads_move_the_bytes_unless_the_ring_was_asked_for() {
+        let (_dir, path) = device();
         let open = |backend| {
             let options = OpenOptions { backend, read_only: false };
             let none = || -> Result<Rc<Ring>, String> { Err("no ring here".into()) };
@@ -479,10 +510,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_still_being_opened_takes_no_second_thread() {
-        let here = std::env::current_exe().unwrap();
-        let dir = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
-        let path = dir.path().join("disk");
-        File::create(&path).unwrap().set_len(8192).unwrap();
+        let (_dir, path) = device();
         let open = |ms| {
             let within = Duration::from_millis(ms);
             RealDisk::open_within(&path, OpenOptions::default(), within)
@@ -500,6 +528,35 @@ mod tests {
             assert!(matches!(open(30_000).await.err(), Some(OpenError::InUse { .. })));
             drop(disk);
             open(30_000).await.unwrap();
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_device_with_a_request_that_does_not_end_does_not_answer() {
+        let (_dir, path) = device();
+        let open = |backend| {
+            let options = OpenOptions { backend, read_only: false };
+            RealDisk::open_within(&path, options, Duration::from_secs(30))
+        };
+        crate::shard::run(async {
+            for backend in [Backend::Auto, Backend::Threads] {
+                let disk = open(backend).await.unwrap();
+                let why = open(backend).await.err();
+                assert!(matches!(why, Some(OpenError::InUse { .. })), "{why:?}");
+                // As a request holds it that the device does not end.
+                let request = disk.0.file.clone();
+                drop(disk);
+                let why = open(backend).await.err();
+                assert!(matches!(why, Some(OpenError::Unanswered { .. })), "{why:?}");
+                drop(request);
+                open(backend).await.unwrap();
+                // Somebody else's lock is none of a request of this process.
+                let other = File::open(&path).unwrap();
+                rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+                let why = open(backend).await.err();
+                assert!(matches!(why, Some(OpenError::InUse { .. })), "{why:?}");
+            }
         })
         .unwrap();
     }

@@ -24,12 +24,13 @@ use std::rc::Rc;
 /// Time an operation takes, least and most.
 const LATENCY: (u64, u64) = (20_000, 120_000);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Applied {
     settled_below: u32,
     numbers: BTreeSet<u32>,
 }
 
+#[derive(Clone)]
 struct Component {
     spec: ComponentSpec,
     promise: Promise,
@@ -76,7 +77,7 @@ impl Component {
 
 type Effect = Box<dyn FnOnce(&mut Medium)>;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Medium {
     components: BTreeMap<ComponentId, Component>,
     counters: StoreCounters,
@@ -92,6 +93,10 @@ struct Inner {
     next: Cell<u64>,
     last: Cell<Nanos>,
 }
+
+/// All that a store held at some moment.
+#[derive(Clone)]
+pub struct Kept(Medium);
 
 /// A disk group that keeps everything in memory that outlives its host.
 #[derive(Clone)]
@@ -120,6 +125,17 @@ impl ReferenceStore {
             effect(&mut self.0.medium.borrow_mut());
         }
         self.0.last.set(Nanos::ZERO);
+    }
+
+    /// What it holds at this moment; operations under way have not happened.
+    pub fn keep(&self) -> Kept {
+        Kept(self.0.medium.borrow().clone())
+    }
+
+    /// Its disk is put back to an earlier state, while no host has it open.
+    pub fn put_back(&self, kept: &Kept) {
+        self.0.queue.borrow_mut().clear();
+        *self.0.medium.borrow_mut() = kept.0.clone();
     }
 
     async fn in_turn<T: 'static>(

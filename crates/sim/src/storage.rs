@@ -9,8 +9,8 @@ use crate::world::SimWorld;
 use atoll_format::id::GroupId;
 use atoll_format::record::{DiskRecord, GroupRecord, GroupShape};
 use atoll_format::superblock::Shape;
-use atoll_store::{FormatSpec, OpenSpec, Store, check, format_group};
-use atoll_world::{Components, Disk, Nanos};
+use atoll_store::{FormatSpec, OpenError, OpenSpec, Store, check, format_group};
+use atoll_world::{Components, Disk, Nanos, World};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -90,7 +90,8 @@ struct GroupState {
     replaced: u64,
 }
 
-/// Attempts to open a group before its disks are given up.
+/// Attempts to open a group before its disks are given up. One counts once more for each second
+/// that it takes.
 const ATTEMPTS_MAX: u32 = 30;
 
 impl RealStorage {
@@ -162,17 +163,21 @@ impl Storage for RealStorage {
             state.formatted = disks.len();
             self.groups.borrow_mut().insert(home, state);
         }
-        let opened =
-            Store::open(world, disks.clone(), self.spec.clone()).await.map_err(|e| e.to_string());
+        let (clock, began) = (world.clone(), world.now());
+        let opened = Store::open(world, disks.clone(), self.spec.clone()).await;
+        let took = clock.now().since(began).as_secs_f64() as u32;
         // A device that hangs or is away is waited for.
-        let away =
-            some_elsewhere || opened.as_ref().is_err_and(|why| why.contains("did not return"));
+        let hangs = opened.as_ref().is_err_and(|why| match why {
+            OpenError::Silent { .. } => true,
+            why => why.to_string().contains("did not return"),
+        });
+        let away = some_elsewhere || hangs;
         state.refused = match &opened {
             Ok(_) => 0,
-            Err(_) => state.refused + u32::from(!away),
+            Err(_) => state.refused + u32::from(!away) * (1 + took),
         };
         self.groups.borrow_mut().insert(home, state);
-        let store = opened?;
+        let store = opened.map_err(|why| why.to_string())?;
         disks.iter().for_each(SimDisk::look_at_label);
         let record = |label: &atoll_format::superblock::Superblock, disk: &SimDisk| DiskRecord {
             id: label.disk,

@@ -1610,3 +1610,49 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         assert!(matches!(odd, Err(JoinError::Unreadable(_))), "{odd:?}");
     });
 }
+
+#[test]
+fn a_volume_that_two_hosts_grow_at_once_has_the_size_that_one_of_them_was_told() {
+    // From the same moment on to one after the other.
+    for step in 0..8 {
+        with(3, move |hosts| async move {
+            make(&hosts.node(0), "v", 2 * MIB).await;
+            write(&hosts.node(0), "v", MIB, 1).await;
+            let grow = |host: usize, size_bytes, later| {
+                let hosts = hosts.clone();
+                async move {
+                    hosts.wait(later).await;
+                    let grown = resize(&hosts.node(host), "v", size_bytes).await;
+                    if grown.is_ok() {
+                        // To what it was told that there is.
+                        write(&hosts.node(host), "v", size_bytes - 4096, host as u8).await;
+                    }
+                    (size_bytes, host as u8, grown.map(|view| view.record.size_bytes))
+                }
+            };
+            let one = grow(1, 4 * MIB, Nanos::ZERO);
+            let other = grow(2, 6 * MIB, Nanos::from_ms(step));
+            let answers: [_; 2] = futures_util::future::join(one, other).await.into();
+            let record = hosts.node(0).volume("v").await.expect("there").record;
+            let done = answers.iter().filter(|(.., grown)| grown.is_ok());
+            let most = done.clone().map(|&(size, ..)| size).max();
+            assert_eq!(most, Some(record.size_bytes), "{answers:?}");
+            let blocks = record.leg_chunks(0) * 256;
+            for (_, member) in record.members() {
+                let store = &hosts.node((member.host.0 - host_id(0).0) as usize);
+                let stores = store.objects().members().stores();
+                let status = stores[0].status(member.component).expect("its copy");
+                assert!(status.spec.blocks >= blocks, "{status:?} of {} bytes", record.size_bytes);
+            }
+            let volume = hosts.node(0).open("v").await.expect("opens");
+            let last = |size| volume.read(size - 4096, 4096);
+            for &(size, host, _) in done {
+                let bytes = buf::join(&last(size).await.expect("it is in the volume"));
+                assert_eq!(bytes[..], [host; 4096], "{answers:?}");
+            }
+            assert_eq!(buf::join(&last(2 * MIB).await.expect("read"))[0], 0);
+            let first = buf::join(&volume.read(MIB, 4096).await.expect("read"));
+            assert_eq!(first[..], [1; 4096], "what was there before");
+        });
+    }
+}

@@ -4,6 +4,7 @@
 use atoll_format::id::{ClusterId, DiskId, GroupId};
 use atoll_format::superblock::SuperblockError;
 use atoll_format::units::iec;
+use atoll_world::Nanos;
 
 /// Why a store could not be opened. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -88,6 +89,12 @@ pub enum OpenError {
     /// Metadata that nothing can replace is gone: wipe the group, its peers rebuild it.
     #[error("metadata of the group is damaged: {0}")]
     Metadata(String),
+    /// A device does not answer; its requests may still end.
+    #[error("a device does not answer: the labels were not read in {within}")]
+    Silent {
+        /// How long they were waited for.
+        within: Nanos,
+    },
     /// A device does not work.
     #[error("{0}")]
     Io(String),

@@ -62,8 +62,7 @@ impl<W: World> Store<W> {
         };
         // A handful of small requests: more than one of them may take long.
         let labels = world.timeout_at(world.now() + deadline * 2, labels).await;
-        let silent = || OpenError::Io(format!("its labels did not return in {}", deadline * 2));
-        let found = labels.map_err(|_| silent())??;
+        let found = labels.map_err(|_| OpenError::Silent { within: deadline * 2 })??;
         let (disks, labels): (Vec<W::Disk>, Vec<Superblock>) =
             found.into_iter().map(|f| (f.disk, f.label)).unzip();
         let geometry = geometry(&labels)?;

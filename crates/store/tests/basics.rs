@@ -601,3 +601,33 @@ fn a_discard_whose_chunk_has_left_the_log_is_still_listed_as_a_change() {
     }
     assert!(left_the_log > 0, "everything went home in one go");
 }
+
+/// What a growth does to chunks that a shrink may have left on another copy.
+#[test]
+fn a_chunk_that_was_zeroed_and_discarded_is_listed_as_a_change_though_it_was_never_written() {
+    let mut crashes = 0;
+    for more in 0.. {
+        let m = Machine::new(1, &formatted_with_log(64 << 20));
+        let store = m.store();
+        let written = m.world.run(async {
+            let session = make(&store, 1, 100_000).await.expect("made");
+            for (seq, kind) in [(90, OpKind::Zero), (91, OpKind::Discard)] {
+                let op = plain_op(kind, seq, 256, 256);
+                store.append(ID, session, op).await.expect("cleared");
+            }
+            store.append(ID, session, write_op(92, 1024, &[1])).await.expect("written");
+        });
+        written.expect("no crash yet");
+        m.world.crash_at(m.world.ops() + more);
+        m.world.pass(Nanos::from_secs(5));
+        let after = Machine::new(2, &m.crash(&mut Rng(more))).store();
+        let listed = after.chunks_since(ID, Seq(89), 0, 1);
+        assert_eq!(listed, Ok(vec![(1, Seq(91))]), "after {more} operations");
+        after.audit().expect("adds up");
+        crashes += u32::from(m.world.crashed());
+        if !m.world.crashed() {
+            break;
+        }
+    }
+    assert!(crashes > 3, "nothing went home");
+}

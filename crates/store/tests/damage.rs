@@ -1032,3 +1032,11 @@ fn a_read_only_device_is_refused() {
     m.disks[0].fail_writes();
     assert!(matches!(m.open().expect("runs").err(), Some(OpenError::Io(_))));
 }
+
+#[test]
+fn a_device_that_hangs_while_its_label_is_read_is_silent() {
+    let m = Machine::new(1, &lived_in(1));
+    m.disks[0].hang();
+    let why = m.open().expect("runs").err();
+    assert_eq!(why, Some(OpenError::Silent { within: Nanos::from_secs(10) }));
+}

@@ -11,7 +11,7 @@ use crate::cli::out::Run;
 use crate::lock::DataDir;
 use atoll_api::client::Call;
 use atoll_api::envelope::List;
-use atoll_api::routes::Op;
+use atoll_api::routes::{Op, Page};
 use atoll_api::shell::quote;
 use atoll_api::types::{Disk, DiskState, GroupCreate};
 use atoll_api::{Client, Code, Endpoint, Problem};
@@ -181,7 +181,7 @@ impl Supervisor<'_> {
         }
         let deadline = tokio::time::Instant::now() + SERVES_WAIT;
         for index in 1..self.children.len() {
-            while self.client(index).bytes(Call::get("/readyz")).await.is_err() {
+            while self.client(index).bytes(Call::page(Page::Readyz)).await.is_err() {
                 self.look();
                 self.check_alive(index)?;
                 if tokio::time::Instant::now() > deadline {
@@ -235,7 +235,7 @@ impl Supervisor<'_> {
         loop {
             let answers = match &self.children[index].host {
                 None => UnixStream::connect(self.plan.directory_socket()).await.is_ok(),
-                Some(_) => self.client(index).bytes(Call::get("/healthz")).await.is_ok(),
+                Some(_) => self.client(index).bytes(Call::page(Page::Healthz)).await.is_ok(),
             };
             if answers {
                 return Ok(());

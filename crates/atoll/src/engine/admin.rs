@@ -162,9 +162,9 @@ impl Engine {
     ///
     /// # Errors
     /// The host does not serve yet, or has not read yet which hosts there are.
-    pub async fn look(&self, scope: Scope) -> Result<Vec<Missing>, Problem> {
+    pub async fn look(&self, scope: &Scope) -> Result<Vec<Missing>, Problem> {
         let node = &self.running()?.node;
-        if scope == Scope::Local {
+        if *scope == Scope::Local {
             return Ok(Vec::new());
         }
         node.look().await;
@@ -648,29 +648,30 @@ impl Engine {
         Ok(silent)
     }
 
-    /// Starts scrubs; rate 0 stops them. Of all, of one volume, or of one group of this host. Those
-    /// hosts that did not hear of it.
-    pub async fn scrub(
-        &self,
-        group: Option<&str>,
-        volume: Option<&str>,
-        rate: Option<u64>,
-    ) -> Result<Vec<Missing>, Problem> {
-        let node = &self.running()?.node;
-        let rate = rate.unwrap_or(SCRUB_RATE);
-        let Some(group) = group else {
-            let volume = match volume {
-                Some(volume) => Some(self.name_of(volume).await?),
-                None => None,
-            };
-            let silent = node.scrub(volume.as_deref(), rate).await.map_err(problem)?;
-            return self.silent(&silent);
-        };
+    /// Starts the scrub of one of this host's disk groups; rate 0 stops it.
+    pub async fn scrub_group(&self, group: &str, rate: Option<u64>) -> Result<(), Problem> {
+        self.running()?;
         let not_found = || Problem::not_found("group", group);
         let id: GroupId = group.parse().map_err(|_| not_found())?;
         let slot = self.slots.of_group(id).ok_or_else(not_found)?;
-        self.shards.on(slot.shard, move |shard| async move { shard.scrub(id, rate) }).await?;
-        Ok(Vec::new())
+        let rate = rate.unwrap_or(SCRUB_RATE);
+        self.shards.on(slot.shard, move |shard| async move { shard.scrub(id, rate) }).await
+    }
+
+    /// Starts scrubs on all hosts, of one volume if one is named; rate 0 stops them. Those hosts
+    /// that did not hear of it.
+    pub async fn scrub_all(
+        &self,
+        volume: Option<&str>,
+        rate: Option<u64>,
+    ) -> Result<Vec<Missing>, Problem> {
+        let volume = match volume {
+            Some(volume) => Some(self.name_of(volume).await?),
+            None => None,
+        };
+        let rate = rate.unwrap_or(SCRUB_RATE);
+        let silent = self.running()?.node.scrub(volume.as_deref(), rate).await.map_err(problem)?;
+        self.silent(&silent)
     }
 
     /// Whether there may be tasks that go on, or whose end has not been seen.
@@ -694,13 +695,13 @@ impl Engine {
     /// [`Control::events`](crate::control::Control::events).
     pub async fn events(
         &self,
-        scope: Scope,
+        scope: &Scope,
         since: u64,
         read: EventMarks,
         max: usize,
     ) -> Result<Told<EventsRead>, Problem> {
         let node = &self.running()?.node;
-        let (found, silent) = if scope == Scope::Local {
+        let (found, silent) = if *scope == Scope::Local {
             let known = read.get(&self.host).copied();
             let since = if known.is_some() { 0 } else { since };
             (vec![node.events_here(known.unwrap_or_default(), since, max)], Vec::new())

@@ -2,22 +2,22 @@
 //!
 //! Invariants: every answer that is collected from several hosts names those that it is without
 //! ([`Told`]), and is there within five seconds, whoever is silent; what is asked of another host
-//! is asked over the peers' connections, and of that host alone.
+//! is asked over the peers' connections, and of that host alone; which host does what is decided by
+//! the [`Scope`] alone, which comes from the table of operations.
 
 use super::Engine;
 use super::admin::SILENT;
-use super::host_request::{HostRequest, Question};
+use super::host_request::{Doer, HostRequest, Question, Unanswered};
 use super::items::{check_item, resync_item, space_item, state_item};
 use super::meter::{VolumeUse, add};
 use crate::control::{Scope, Told};
 use atoll_api::envelope::Missing;
 use atoll_api::types::{
-    Cluster, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, HealthCheck, Host, Io,
-    Level, Profile, Scrub, ScrubStart, Session, Status, Volume, VolumeState,
+    Cluster, Disk, Health, HealthCheck, Host, Io, Level, Profile, Scrub, ScrubStart, Session,
+    Status, Volume, VolumeState,
 };
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
-use atoll_format::record::HostRecord;
 use atoll_node::ClusterFacts;
 use futures_util::future::{join, join_all};
 use serde::de::DeserializeOwned;
@@ -58,19 +58,19 @@ impl Engine {
     /// The same of each, as one list; nothing if only this host is meant.
     async fn others<T: DeserializeOwned>(
         &self,
-        scope: Scope,
+        scope: &Scope,
         question: Question,
     ) -> Collected<Vec<T>> {
-        if scope == Scope::Local {
+        if *scope == Scope::Local {
             return Ok(Told::whole(Vec::new()));
         }
-        self.look(Scope::Cluster).await?;
+        self.look(&Scope::Cluster).await?;
         let each = self.told_by_each(question).await?;
         Ok(each.map(|each| each.into_iter().flat_map(|(_, items)| items).collect()))
     }
 
     /// Load and clients of the volumes on every other host, by the volume's name.
-    async fn used_elsewhere(&self, scope: Scope) -> Collected<BTreeMap<String, (Io, u32)>> {
+    async fn used_elsewhere(&self, scope: &Scope) -> Collected<BTreeMap<String, (Io, u32)>> {
         let uses = self.others::<VolumeUse>(scope, Question::VolumeUse).await?;
         Ok(uses.map(|uses| {
             let mut all: BTreeMap<String, (Io, u32)> = BTreeMap::new();
@@ -83,14 +83,14 @@ impl Engine {
     }
 
     /// A volume with load and clients of all hosts, not of this one alone.
-    pub async fn in_all(&self, mut volume: Volume) -> Collected<Volume> {
-        let elsewhere = self.used_elsewhere(Scope::Cluster).await?;
+    pub async fn in_all(&self, mut volume: Volume, scope: &Scope) -> Collected<Volume> {
+        let elsewhere = self.used_elsewhere(scope).await?;
         add_use(&mut volume, &elsewhere.what);
         Ok(elsewhere.map(|_| volume))
     }
 
     /// All volumes.
-    pub async fn all_volumes(&self, scope: Scope) -> Collected<Vec<Volume>> {
+    pub async fn all_volumes(&self, scope: &Scope) -> Collected<Vec<Volume>> {
         let elsewhere = self.used_elsewhere(scope).await?;
         let mut volumes = self.volumes().await?;
         volumes.iter_mut().for_each(|volume| add_use(volume, &elsewhere.what));
@@ -98,8 +98,8 @@ impl Engine {
     }
 
     /// All hosts; the load of each, unless only this one is meant.
-    pub async fn all_hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
-        if scope == Scope::Local {
+    pub async fn all_hosts(&self, scope: &Scope) -> Collected<Vec<Host>> {
+        if *scope == Scope::Local {
             return self.hosts().await.map(Told::whole);
         }
         self.look(scope).await?;
@@ -117,9 +117,9 @@ impl Engine {
     }
 
     /// The whole at a glance, with every check that did not pass.
-    pub async fn status(&self, scope: Scope) -> Collected<Status> {
+    pub async fn status(&self, scope: &Scope) -> Collected<Status> {
         let (mut uses, mut theirs) = (Told::whole(Vec::new()), Told::whole(Vec::new()));
-        if scope == Scope::Cluster {
+        if *scope == Scope::Cluster {
             self.look(scope).await?;
             let both = join(
                 self.told_by_each::<VolumeUse>(Question::VolumeUse),
@@ -131,7 +131,7 @@ impl Engine {
         let (cluster, facts) = (self.cluster().await?, self.facts().await?);
         let mut checks = self.local_checks();
         let told = uses.and(theirs.missing);
-        if scope == Scope::Cluster {
+        if *scope == Scope::Cluster {
             checks.extend(facts.checks().into_iter().map(check_item));
             checks.extend(theirs.what.into_iter().flat_map(|(_, checks)| checks));
             let untold = told.missing.iter().filter_map(|m| facts.untold(&m.host, &m.why));
@@ -145,49 +145,34 @@ impl Engine {
         }))
     }
 
-    /// The disks of a host, by its name or id.
-    pub async fn disks_of(&self, host: &str) -> Result<Vec<Disk>, Problem> {
-        let Some(other) = self.other(host)? else { return self.disks().await };
+    /// Has the host that is meant do something that one host does.
+    ///
+    /// # Errors
+    /// As [`doer`](Self::doer) and [`at`](Self::at).
+    pub async fn done_at<T: DeserializeOwned>(
+        &self,
+        scope: &Scope,
+        what: HostRequest,
+    ) -> Result<T, Problem> {
+        self.at(&self.doer(scope).await?, &what).await
+    }
+
+    /// The disks of the host that is meant.
+    pub async fn disks_at(&self, scope: &Scope) -> Result<Vec<Disk>, Problem> {
+        let doer = self.doer(scope).await?;
         // One that is paused must not hold up who lists the disks of all.
-        self.told_by(other.id, &Question::Disks).await.map_err(|error| {
-            let detail = format!("host {} {}", other.name, error.why(&other.release));
-            Problem::new(Code::Unavailable, detail).hint("atoll host list")
+        let told = self.told_by(doer.id, &Question::Disks).await;
+        told.map_err(|error| match error {
+            Unanswered::Refused(problem) if doer.id == self.host => problem,
+            error => {
+                let detail = format!("host {} {}", doer.name, error.why(&doer.release));
+                Problem::new(Code::Unavailable, detail).hint("atoll host list")
+            }
         })
     }
 
-    /// Erases a disk of a host.
-    pub async fn disk_wipe_of(
-        &self,
-        host: &str,
-        request: DiskWipeRequest,
-        dry_run: bool,
-    ) -> Result<DiskWipe, Problem> {
-        match self.other(host)? {
-            None => self.disk_wipe(request, dry_run).await,
-            Some(other) => self.has_done(&other, &HostRequest::DiskWipe { request, dry_run }).await,
-        }
-    }
-
-    /// Makes a disk group on the host that the request names, else on this one.
-    pub async fn group_create_at(
-        &self,
-        mut request: GroupCreate,
-        dry_run: bool,
-    ) -> Result<Group, Problem> {
-        let other = match request.host.take() {
-            Some(host) => self.other(&host)?,
-            None => None,
-        };
-        match other {
-            None => self.group_create(request, dry_run).await,
-            Some(other) => {
-                self.has_done(&other, &HostRequest::GroupCreate { request, dry_run }).await
-            }
-        }
-    }
-
     /// Scrubs of all disk groups.
-    pub async fn all_scrubs(&self, scope: Scope) -> Collected<Vec<Scrub>> {
+    pub async fn all_scrubs(&self, scope: &Scope) -> Collected<Vec<Scrub>> {
         let mut told = self.others::<Scrub>(scope, Question::Scrubs).await?;
         told.what.extend(self.scrubs()?);
         Ok(told)
@@ -197,40 +182,25 @@ impl Engine {
     pub async fn set_scrubs(
         &self,
         request: ScrubStart,
-        scope: Scope,
+        scope: &Scope,
         dry_run: bool,
     ) -> Collected<Vec<Scrub>> {
-        let deaf = match dry_run {
-            true => Vec::new(),
-            false => self.scrub_where_it_is(request, scope).await?,
+        let ScrubStart { group, volume, bytes_per_second: rate } = request;
+        let deaf = match group {
+            _ if dry_run => Vec::new(),
+            Some(group) => {
+                self.done_at::<()>(scope, HostRequest::Scrub { group, rate }).await?;
+                Vec::new()
+            }
+            None => self.scrub_all(volume.as_deref(), rate).await?,
         };
         Ok(self.all_scrubs(scope).await?.and(deaf))
-    }
-
-    /// On the host that has the group if one is named, else on all; those that did not hear of it.
-    async fn scrub_where_it_is(
-        &self,
-        request: ScrubStart,
-        scope: Scope,
-    ) -> Result<Vec<Missing>, Problem> {
-        let ScrubStart { group, volume, bytes_per_second: rate } = request;
-        if let (Some(id), Scope::Cluster) = (&group, scope) {
-            self.look(scope).await?;
-            let groups = self.groups()?;
-            let found = groups.iter().find(|group| group.id == *id);
-            let host = &found.ok_or_else(|| Problem::not_found("group", id))?.host;
-            if let Some(other) = self.other(host)? {
-                let scrub = HostRequest::Scrub { group: id.clone(), rate };
-                return self.has_done(&other, &scrub).await.map(|()| Vec::new());
-            }
-        }
-        self.scrub(group.as_deref(), volume.as_deref(), rate).await
     }
 
     /// Clients of all volumes, or of one.
     pub async fn all_sessions(
         &self,
-        scope: Scope,
+        scope: &Scope,
         volume: Option<String>,
     ) -> Collected<Vec<Session>> {
         // None of a volume that there is not would look like a good answer.
@@ -244,7 +214,7 @@ impl Engine {
     }
 
     /// How long I/O takes on each host, those included that do not tell.
-    pub async fn all_profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
+    pub async fn all_profiles(&self, scope: &Scope) -> Collected<Vec<Profile>> {
         let own = self.profile().await?;
         let mut told = self.others(scope, Question::Profiles).await?;
         told.what.push(own);
@@ -252,30 +222,37 @@ impl Engine {
         Ok(told)
     }
 
-    /// The host that is meant, by its name or id: none for this one.
+    /// The one host that does what is asked for: the only place where that is decided. Of what all
+    /// do, this host does its part.
     ///
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Unavailable`]: it does not answer.
-    fn other(&self, host: &str) -> Result<Option<HostRecord>, Problem> {
+    async fn doer(&self, scope: &Scope) -> Result<Doer, Problem> {
+        let host = match scope {
+            Scope::Cluster | Scope::Local => return Ok(self.own()),
+            Scope::Host(host) => host.clone(),
+            Scope::Group(id) => {
+                self.look(&Scope::Cluster).await?;
+                let found = self.groups()?.into_iter().find(|group| group.id == *id);
+                found.ok_or_else(|| Problem::not_found("group", id))?.host
+            }
+        };
         if host == self.config.host_name || host == self.host.to_string() {
-            return Ok(None);
+            return Ok(self.own());
         }
         let mut hosts = self.running()?.node.hosts().into_iter();
         let found = hosts.find(|(record, ..)| record.name == host || record.id.to_string() == host);
-        let (record, answers, _) = found.ok_or_else(|| Problem::not_found("host", host))?;
+        let (record, answers, _) = found.ok_or_else(|| Problem::not_found("host", &host))?;
         if answers {
-            return Ok(Some(record));
+            return Ok(Doer { id: record.id, name: record.name, release: record.release });
         }
         let detail = format!("host {} {SILENT}", record.name);
         Err(Problem::new(Code::Unavailable, detail).hint("atoll host list"))
     }
 
-    async fn has_done<T: DeserializeOwned>(
-        &self,
-        other: &HostRecord,
-        what: &HostRequest,
-    ) -> Result<T, Problem> {
-        self.at((other.id, &other.name, &other.release), what).await
+    fn own(&self) -> Doer {
+        let (name, release) = (self.config.host_name.clone(), env!("CARGO_PKG_VERSION").into());
+        Doer { id: self.host, name, release }
     }
 }
 

@@ -2,6 +2,7 @@
 //! leads to.
 
 use super::Engine;
+use super::host_request::HostRequest;
 use super::items::resync_item;
 use crate::bridge::Bridge;
 use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
@@ -55,7 +56,7 @@ impl Control for EngineControl {
     }
 
     async fn status(&self, scope: Scope) -> Collected<Status> {
-        self.bridge.call(move |engine| async move { engine.status(scope).await }).await
+        self.bridge.call(move |engine| async move { engine.status(&scope).await }).await
     }
 
     async fn cluster(&self) -> ControlResult<Cluster> {
@@ -78,30 +79,26 @@ impl Control for EngineControl {
     }
 
     async fn hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
-        self.bridge.call(move |engine| async move { engine.all_hosts(scope).await }).await
+        self.bridge.call(move |engine| async move { engine.all_hosts(&scope).await }).await
     }
 
-    async fn disks(&self, host: &str) -> ControlResult<Vec<Disk>> {
-        let host = host.to_owned();
-        self.bridge.call(move |engine| async move { engine.disks_of(&host).await }).await
+    async fn disks(&self, scope: Scope) -> ControlResult<Vec<Disk>> {
+        self.bridge.call(move |engine| async move { engine.disks_at(&scope).await }).await
     }
 
     async fn disk_wipe(
         &self,
-        host: &str,
+        scope: Scope,
         request: DiskWipeRequest,
         change: ChangeOptions,
     ) -> ControlResult<DiskWipe> {
-        let host = host.to_owned();
-        let wipe = move |engine: Rc<Engine>| async move {
-            engine.disk_wipe_of(&host, request, change.dry_run).await
-        };
-        self.bridge.call(wipe).await
+        let wipe = HostRequest::DiskWipe { request, dry_run: change.dry_run };
+        self.bridge.call(move |engine| async move { engine.done_at(&scope, wipe).await }).await
     }
 
     async fn groups(&self, scope: Scope) -> Collected<Vec<Group>> {
         let groups = move |engine: Rc<Engine>| async move {
-            let missing = engine.look(scope).await?;
+            let missing = engine.look(&scope).await?;
             Ok(Told { what: engine.groups()?, missing })
         };
         self.bridge.call(groups).await
@@ -109,13 +106,12 @@ impl Control for EngineControl {
 
     async fn group_create(
         &self,
+        scope: Scope,
         request: GroupCreate,
         change: ChangeOptions,
     ) -> ControlResult<Group> {
-        let create = move |engine: Rc<Engine>| async move {
-            engine.group_create_at(request, change.dry_run).await
-        };
-        self.bridge.call(create).await
+        let create = HostRequest::GroupCreate { request, dry_run: change.dry_run };
+        self.bridge.call(move |engine| async move { engine.done_at(&scope, create).await }).await
     }
 
     async fn policies(&self) -> ControlResult<Vec<Policy>> {
@@ -144,13 +140,13 @@ impl Control for EngineControl {
     }
 
     async fn volumes(&self, scope: Scope) -> Collected<Vec<Volume>> {
-        self.bridge.call(move |engine| async move { engine.all_volumes(scope).await }).await
+        self.bridge.call(move |engine| async move { engine.all_volumes(&scope).await }).await
     }
 
-    async fn volume(&self, name: &str) -> Collected<Volume> {
+    async fn volume(&self, name: &str, scope: Scope) -> Collected<Volume> {
         let name = name.to_owned();
         let volume = move |engine: Rc<Engine>| async move {
-            engine.in_all(engine.volume(&name).await?).await
+            engine.in_all(engine.volume(&name).await?, &scope).await
         };
         self.bridge.call(volume).await
     }
@@ -170,13 +166,14 @@ impl Control for EngineControl {
         &self,
         name: &str,
         patch: VolumePatch,
+        scope: Scope,
         change: ChangeOptions,
     ) -> Collected<Volume> {
         let name = name.to_owned();
         let ChangeOptions { dry_run, if_revision, .. } = change;
         let patch = move |engine: Rc<Engine>| async move {
             let volume = engine.volume_patch(&name, patch, if_revision, dry_run).await?;
-            engine.in_all(volume).await
+            engine.in_all(volume, &scope).await
         };
         self.bridge.call(patch).await
     }
@@ -221,7 +218,7 @@ impl Control for EngineControl {
 
     async fn resync(&self, scope: Scope) -> Collected<Resync> {
         let resync = move |engine: Rc<Engine>| async move {
-            let missing = engine.look(scope).await?;
+            let missing = engine.look(&scope).await?;
             Ok(Told { what: resync_item(&engine.facts().await?), missing })
         };
         self.bridge.call(resync).await
@@ -237,7 +234,7 @@ impl Control for EngineControl {
     }
 
     async fn scrubs(&self, scope: Scope) -> Collected<Vec<Scrub>> {
-        self.bridge.call(move |engine| async move { engine.all_scrubs(scope).await }).await
+        self.bridge.call(move |engine| async move { engine.all_scrubs(&scope).await }).await
     }
 
     async fn scrub_start(
@@ -252,7 +249,7 @@ impl Control for EngineControl {
                 .field("bytes_per_second"));
         }
         let start = move |engine: Rc<Engine>| async move {
-            engine.set_scrubs(request, scope, change.dry_run).await
+            engine.set_scrubs(request, &scope, change.dry_run).await
         };
         self.bridge.call(start).await
     }
@@ -266,14 +263,14 @@ impl Control for EngineControl {
         let group = group.map(str::to_owned);
         let stop = ScrubStart { group, volume: None, bytes_per_second: Some(0) };
         let stop = move |engine: Rc<Engine>| async move {
-            engine.set_scrubs(stop, scope, change.dry_run).await
+            engine.set_scrubs(stop, &scope, change.dry_run).await
         };
         self.bridge.call(stop).await
     }
 
     async fn tasks(&self, scope: Scope) -> Collected<Vec<Task>> {
         let tasks = move |engine: Rc<Engine>| async move {
-            let missing = engine.look(scope).await?;
+            let missing = engine.look(&scope).await?;
             Ok(Told { what: engine.tasks().await?, missing })
         };
         self.bridge.call(tasks).await
@@ -287,18 +284,18 @@ impl Control for EngineControl {
         max: usize,
     ) -> Collected<EventsRead> {
         let ask =
-            move |engine: Rc<Engine>| async move { engine.events(scope, since, read, max).await };
+            move |engine: Rc<Engine>| async move { engine.events(&scope, since, read, max).await };
         self.bridge.call(ask).await
     }
 
     async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
         let volume = volume.map(str::to_owned);
         let sessions =
-            move |engine: Rc<Engine>| async move { engine.all_sessions(scope, volume).await };
+            move |engine: Rc<Engine>| async move { engine.all_sessions(&scope, volume).await };
         self.bridge.call(sessions).await
     }
 
     async fn profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
-        self.bridge.call(move |engine| async move { engine.all_profiles(scope).await }).await
+        self.bridge.call(move |engine| async move { engine.all_profiles(&scope).await }).await
     }
 }

@@ -148,6 +148,9 @@ const SILENT_MAX: Duration = Duration::from_secs(5);
 /// And at the start of a daemon: hard disks may have to spin up.
 const SILENT_MAX_AT_START: Duration = Duration::from_secs(20);
 
+/// What to do about a disk that does not answer.
+const SILENT_HINT: &str = "the kernel's log may say why; restart the daemon once the disk answers";
+
 /// Opens a disk for this process alone.
 ///
 /// # Errors
@@ -193,9 +196,7 @@ fn refusal(error: &OpenError) -> Problem {
             "is it plugged in? the configuration lists it under [[group]]"
         }
         OpenError::Open { .. } => "the daemon must be able to read and write it",
-        OpenError::Silent { .. } => {
-            "the kernel's log may say why; restart the daemon once the disk answers"
-        }
+        OpenError::Silent { .. } | OpenError::Unanswered { .. } => SILENT_HINT,
         OpenError::InUse { .. } => "unmount it, or stop whoever uses it",
         OpenError::NotADisk { .. } => "list a block device or a file under [[group]]",
         OpenError::NoDirectIo { .. } => "list another device under [[group]]",
@@ -239,13 +240,15 @@ fn contents(found: &Inspection, identity: Identity) -> Option<String> {
 }
 
 /// Reads the labels of a disk that has just been opened: it has spun up.
-async fn look(disk: &RealDisk, path: &Path) -> Result<Inspection, Problem> {
-    let bad =
-        |why: String| Problem::new(Code::BadDisk, format!("disk '{}': {why}", path.display()));
+async fn look(disk: &impl Disk, path: &Path) -> Result<Inspection, Problem> {
+    let shown = path.display();
     match tokio::time::timeout(SILENT_MAX, inspect(disk)).await {
-        Ok(found) => found.map_err(|e| bad(e.to_string())),
+        Ok(found) => found.map_err(|e| Problem::new(Code::BadDisk, format!("disk '{shown}': {e}"))),
         Err(_) => {
-            Err(bad(format!("a read of its label takes longer than {} s", SILENT_MAX.as_secs())))
+            let seconds = SILENT_MAX.as_secs();
+            let why = format!("does not answer: reading its label takes longer than {seconds} s");
+            let problem = Problem::new(Code::BadDisk, format!("disk '{shown}' {why}"));
+            Err(problem.hint(SILENT_HINT))
         }
     }
 }
@@ -374,13 +377,17 @@ async fn run(
     labels: &[Superblock],
     cluster: ClusterId,
 ) -> Result<Started, Problem> {
-    let named = |why: String| {
-        Problem::new(Code::BadDisk, format!("disks {}: {why}", slot.paths().join(", ")))
-    };
     let sizes: Vec<u64> = disks.iter().map(Disk::len_bytes).collect();
     let spec = OpenSpec { cluster: Some(cluster), ..OpenSpec::default() };
     let store = HostStore::open(world.clone(), disks, spec).await;
-    let store = store.map_err(|e| named(e.to_string()))?;
+    let store = store.map_err(|error| {
+        let detail = format!("disks {}: {error}", slot.paths().join(", "));
+        let problem = Problem::new(Code::BadDisk, detail);
+        match error {
+            atoll_store::OpenError::Silent { .. } => problem.hint(SILENT_HINT),
+            _ => problem,
+        }
+    })?;
     let disk = |((path, label), size_bytes): ((&std::path::PathBuf, &Superblock), u64)| {
         DiskRecord { id: label.disk, path: path.display().to_string(), size_bytes }
     };
@@ -493,6 +500,11 @@ pub async fn describe(
     items
 }
 
+/// What is wrong, and what to do about it.
+fn with_hint(Problem { detail, hint, .. }: Problem) -> String {
+    hint.map_or(detail.clone(), |hint| format!("{detail}; {hint}"))
+}
+
 /// Looks at a disk that no running group uses.
 async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: config::Backend) {
     let disk = match open_now(path, backend, SILENT_MAX).await {
@@ -504,7 +516,7 @@ async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: 
                 }
                 _ => DiskState::Unusable,
             };
-            item.detail = refusal(&refused).detail;
+            item.detail = with_hint(refusal(&refused));
             return;
         }
     };
@@ -513,7 +525,7 @@ async fn examine(item: &mut DiskItem, path: &Path, identity: Identity, backend: 
         Ok(found) => found,
         Err(problem) => {
             item.state = DiskState::Unusable;
-            item.detail = problem.detail;
+            item.detail = with_hint(problem);
             return;
         }
     };
@@ -573,4 +585,49 @@ pub async fn erase(
         path: request.path.clone(),
         erased: what.unwrap_or_else(|| "nothing: it was empty".into()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_world::{Buf, Durability};
+    use std::io;
+
+    /// A disk whose requests do not end.
+    #[derive(Clone)]
+    struct Hung;
+
+    impl Disk for Hung {
+        fn len_bytes(&self) -> u64 {
+            1 << 30
+        }
+        async fn read(&self, _: u64, _: u32) -> io::Result<Buf> {
+            std::future::pending().await
+        }
+        async fn write(&self, _: u64, _: Vec<Buf>, _: Durability) -> io::Result<()> {
+            std::future::pending().await
+        }
+        async fn flush(&self) -> io::Result<()> {
+            std::future::pending().await
+        }
+        async fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+            std::future::pending().await
+        }
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_is_not_said_to_be_in_use() {
+        let path = Path::new("/dev/sdx");
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().expect("a clock");
+        let looked = runtime.block_on(look(&Hung, path)).expect_err("it hangs");
+        // And what is said of it from then on, until the read ends.
+        let later = refusal(&OpenError::Unanswered { path: path.display().to_string() });
+        for problem in [looked, later] {
+            let said = with_hint(problem);
+            assert!(said.starts_with("disk '/dev/sdx' does not answer: "), "{said}");
+            assert!(said.ends_with("restart the daemon once the disk answers"), "{said}");
+            assert!(!said.contains("in use"), "{said}");
+        }
+    }
 }

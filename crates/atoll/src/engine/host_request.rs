@@ -28,8 +28,8 @@ const PAGE_BYTES: usize = 256 << 10;
 // The page is text in the text of the answer: each of its bytes becomes two at most.
 const _: () = assert!(4 * PAGE_BYTES <= BODY_MAX as usize);
 
-/// What another host is asked.
-#[derive(Debug, Serialize, Deserialize)]
+/// What a host is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum HostRequest {
     /// Makes a disk group of its disks: [`Group`](atoll_api::types::Group).
@@ -59,6 +59,13 @@ pub enum Question {
     Sessions { volume: Option<String> },
     /// How long its I/O takes: [`Profile`](atoll_api::types::Profile).
     Profiles,
+}
+
+/// The host that does something; name and release are for messages.
+pub struct Doer {
+    pub id: HostId,
+    pub name: String,
+    pub release: String,
 }
 
 /// A part of a list.
@@ -139,20 +146,20 @@ impl Engine {
         })
     }
 
-    /// Has another host do something; its name and release are for messages.
+    /// Has a host do something.
     ///
     /// # Errors
     /// That host's own; [`Code::Unavailable`]: it was not done; [`Code::TimedOut`]: unknown.
     pub(super) async fn at<T: DeserializeOwned>(
         &self,
-        (host, name, release): (HostId, &str, &str),
+        doer: &Doer,
         what: &HostRequest,
     ) -> Result<T, Problem> {
-        let done = self.ask(host, what, DO_WAIT).await;
-        done.map_err(|unanswered| unanswered.problem(name, release))
+        let done = self.ask(doer.id, what, DO_WAIT).await;
+        done.map_err(|unanswered| unanswered.problem(&doer.name, &doer.release))
     }
 
-    /// All that another host tells, within two seconds.
+    /// All that a host tells; another one has two seconds for it.
     pub(super) async fn told_by<T: DeserializeOwned>(
         &self,
         host: HostId,
@@ -177,16 +184,41 @@ impl Engine {
         }
     }
 
+    /// This host answers itself, at once and however long it takes.
     async fn ask<T: DeserializeOwned>(
         &self,
         host: HostId,
         what: &HostRequest,
         wait: Nanos,
     ) -> Result<T, Unanswered> {
+        if host == self.host {
+            let done = self.perform(what.clone()).await.map_err(Unanswered::Refused)?;
+            return serde_json::from_value(done).map_err(Unanswered::Odd);
+        }
         let request = serde_json::to_string(what).expect("requests have string keys");
         let node = &self.running().map_err(Unanswered::Refused)?.node;
         let reply = node.manage_at(host, request, wait).await.map_err(Unanswered::Call)?;
         read_answer(&reply)
+    }
+
+    /// Does what this host is asked, by itself or by another one.
+    async fn perform(&self, what: HostRequest) -> Done {
+        let done = match what {
+            HostRequest::GroupCreate { request, dry_run } => {
+                serde_json::to_value(self.group_create(request, dry_run).await?)
+            }
+            HostRequest::DiskWipe { request, dry_run } => {
+                serde_json::to_value(self.disk_wipe(request, dry_run).await?)
+            }
+            HostRequest::Scrub { group, rate } => {
+                self.scrub_group(&group, rate).await?;
+                Ok(Value::Null)
+            }
+            HostRequest::Tell { question, after } => {
+                serde_json::to_value(self.tell(question, after.as_deref()).await?)
+            }
+        };
+        Ok(done.expect("types have string keys"))
     }
 
     /// What this host tells, from behind the item with that key on.
@@ -243,30 +275,16 @@ fn read_answer<T: DeserializeOwned>(reply: &str) -> Result<T, Unanswered> {
 }
 
 async fn answer(engine: Weak<Engine>, what: HostRequest) -> Done {
-    let engine =
-        engine.upgrade().ok_or_else(|| Problem::new(Code::Unavailable, "the host is stopping"))?;
-    let done = match what {
-        HostRequest::GroupCreate { request, dry_run } => {
-            serde_json::to_value(engine.group_create(request, dry_run).await?)
-        }
-        HostRequest::DiskWipe { request, dry_run } => {
-            serde_json::to_value(engine.disk_wipe(request, dry_run).await?)
-        }
-        HostRequest::Scrub { group, rate } => {
-            engine.scrub(Some(&group), None, rate).await?;
-            Ok(Value::Null)
-        }
-        HostRequest::Tell { question, after } => {
-            serde_json::to_value(engine.tell(question, after.as_deref()).await?)
-        }
-    };
-    Ok(done.expect("types have string keys"))
+    let stopping = || Problem::new(Code::Unavailable, "the host is stopping");
+    engine.upgrade().ok_or_else(stopping)?.perform(what).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use atoll_api::routes::{Op, Place};
     use atoll_api::types::Session;
+    use std::collections::BTreeSet;
 
     fn session(id: u64) -> Session {
         Session {
@@ -333,16 +351,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_question_is_read_as_it_was_asked() {
-        for question in [
+    fn questions() -> [Question; 6] {
+        [
             Question::VolumeUse,
             Question::Checks,
             Question::Disks,
             Question::Scrubs,
             Question::Sessions { volume: Some("v".into()) },
             Question::Profiles,
-        ] {
+        ]
+    }
+
+    /// Operations that another host does by such a request.
+    fn operations(request: &HostRequest) -> &'static [Op] {
+        match request {
+            HostRequest::GroupCreate { .. } => &[Op::GroupCreate],
+            HostRequest::DiskWipe { .. } => &[Op::DiskWipe],
+            HostRequest::Scrub { .. } => &[Op::ScrubStart, Op::ScrubStop],
+            HostRequest::Tell { question: Question::Disks, .. } => &[Op::DiskList],
+            // A part of what all tell.
+            HostRequest::Tell { .. } => &[],
+        }
+    }
+
+    #[test]
+    fn hosts_ask_each_other_for_every_operation_that_the_table_gives_to_one_of_them() {
+        let request = GroupCreate { host: None, disks: Vec::new() };
+        let wipe = DiskWipeRequest { path: "/dev/a".into(), force: true };
+        let mut requests = vec![
+            HostRequest::GroupCreate { request, dry_run: false },
+            HostRequest::DiskWipe { request: wipe, dry_run: false },
+            HostRequest::Scrub { group: "g".into(), rate: None },
+        ];
+        let tell = |question| HostRequest::Tell { question, after: None };
+        requests.extend(questions().map(tell));
+        let asked: BTreeSet<Op> = requests.iter().flat_map(operations).copied().collect();
+        let of_one = |op: &&Op| matches!(op.route().place, Place::Named(_) | Place::Holder(_));
+        let given: BTreeSet<Op> = Op::ALL.iter().filter(of_one).copied().collect();
+        assert_eq!(asked, given);
+    }
+
+    #[test]
+    fn every_question_is_read_as_it_was_asked() {
+        for question in questions() {
             let tell = HostRequest::Tell { question: question.clone(), after: Some("k".into()) };
             let HostRequest::Tell { question: read, after } =
                 read(&serde_json::to_string(&tell).unwrap()).unwrap()

@@ -84,8 +84,15 @@ pub fn state_item(state: node::VolumeState) -> VolumeState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use atoll_api::routes::Op;
     use atoll_format::id::GroupId;
     use atoll_node::Work;
+
+    #[test]
+    fn the_task_that_an_operation_begins_is_of_the_kind_that_the_table_says() {
+        let begun: Vec<_> = Op::ALL.iter().filter_map(|op| op.route().task).collect();
+        assert_eq!(begun, [Work::Scrub(GroupId(1)).kind()]);
+    }
 
     #[test]
     fn a_task_is_at_100_percent_when_it_is_done_and_not_before() {

@@ -21,6 +21,8 @@ mod profile;
 mod room;
 mod shard;
 mod shards;
+#[cfg(test)]
+mod two_releases;
 
 pub use control::EngineControl;
 pub use shard::{Plan, Shard};

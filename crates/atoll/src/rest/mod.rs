@@ -1,8 +1,9 @@
 //! The REST server: the only management surface. It reads requests strictly, asks a [`Control`],
 //! and wraps the answers.
 //!
-//! Invariants: what it routes is exactly [`ROUTES`](atoll_api::routes::ROUTES) and four pages for
-//! machines; every error, also of a request that is not HTTP, is `problem+json`; no request makes
+//! Invariants: what it routes is exactly the table of operations ([`Op::ALL`]) and of pages for
+//! machines ([`PAGES`](atoll_api::routes::PAGES)); the table says who may ask for it, and who does
+//! it; every error, also of a request that is not HTTP, is `problem+json`; no request makes
 //! it hold more than [`limits`] says; a client that goes away leaves nothing behind.
 //!
 //! Absent here: authentication and encryption (a Unix socket's permissions protect it; `door` has
@@ -19,7 +20,7 @@ use crate::control::{Control, EventMarks, EventsRead, Scope, Told};
 use crate::metrics;
 use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
-use atoll_api::routes::Op;
+use atoll_api::routes::{Op, Page};
 use atoll_api::types::{
     ClusterPatch, GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume,
     VolumeCreate, VolumePatch, VolumeResize,
@@ -87,16 +88,18 @@ impl<C: Control> Rest<C> {
         door: Door,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        door::check(door, &self.access, &request)?;
+        let target = request::target(&request);
+        let needed = request::permission(&target, &request);
+        door::check(door, &self.access, needed, &request)?;
         request::check_head(&request)?;
         let _call = self.calls.try_acquire().map_err(|_| {
             Problem::new(Code::TooMany, format!("{} calls are running", limits::CALLS_MAX))
                 .hint("try again in a second")
         })?;
-        match request::target(&request)? {
-            Target::Route(route, params) => {
-                let parsed = request::parse(route, params, request).await?;
-                let call = self.dispatch(route.op, &parsed);
+        match target? {
+            Target::Operation(op, params) => {
+                let parsed = request::parse(op, params, request).await?;
+                let call = self.dispatch(&parsed);
                 // The engine goes on with what it has begun; only the answer is given up.
                 tokio::time::timeout(limits::CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
                     Err(Problem::new(
@@ -106,23 +109,23 @@ impl<C: Control> Rest<C> {
                     .hint("what was asked for may still be done: look before trying again"))
                 })
             }
-            Target::OpenApi => Ok(whole("application/json", self.openapi.clone())),
-            Target::Healthz => Ok(whole("text/plain", Bytes::from_static(b"alive\n"))),
-            Target::Readyz => match self.control.ready().await {
+            Target::Page(Page::OpenApi) => Ok(whole("application/json", self.openapi.clone())),
+            Target::Page(Page::Healthz) => Ok(whole("text/plain", Bytes::from_static(b"alive\n"))),
+            Target::Page(Page::Readyz) => match self.control.ready().await {
                 Ok(()) => Ok(whole("text/plain", Bytes::from_static(b"ready\n"))),
                 Err(why) => Err(Problem::new(Code::Unavailable, why).hint("atoll status")),
             },
-            Target::Metrics => {
+            Target::Page(Page::Metrics) => {
                 let page = metrics::page(&self.control.metrics().await?);
                 Ok(whole("text/plain; version=0.0.4; charset=utf-8", Bytes::from(page)))
             }
         }
     }
 
-    async fn dispatch(&self, op: Op, asked: &Parsed) -> Result<Response<Body>, Problem> {
+    async fn dispatch(&self, asked: &Parsed) -> Result<Response<Body>, Problem> {
         let control = &self.control;
-        let (scope, change) = (asked.scope, asked.change);
-        match op {
+        let (scope, change) = (asked.scope.clone(), asked.change);
+        match asked.op {
             Op::StatusShow => self.told(control.status(scope).await?),
             Op::ClusterShow => self.item(control.cluster().await?),
             Op::ClusterPatch => {
@@ -138,23 +141,23 @@ impl<C: Control> Rest<C> {
             Op::HostList => self.list(asked, control.hosts(scope).await?, |h| h.name.clone()),
             Op::HostShow => {
                 let host = asked.param(0);
-                let all = control.hosts(Scope::Cluster).await?;
+                let all = control.hosts(scope).await?;
                 self.one(all, "host", host, |h| h.name == host || h.id == host)
             }
             Op::DiskList => {
-                let disks = control.disks(asked.param(0)).await?;
+                let disks = control.disks(scope).await?;
                 self.list(asked, Told::whole(disks), |disk| disk.path.clone())
             }
             Op::DiskWipe => {
                 let request = asked.body()?;
-                self.item(control.disk_wipe(asked.param(0), request, change).await?)
+                self.item(control.disk_wipe(scope, request, change).await?)
             }
             Op::GroupList => {
                 self.list(asked, control.groups(scope).await?, |g| format!("{} {}", g.host, g.id))
             }
             Op::GroupShow => {
                 let group = asked.param(0);
-                self.one(control.groups(Scope::Cluster).await?, "group", group, |g| g.id == group)
+                self.one(control.groups(scope).await?, "group", group, |g| g.id == group)
             }
             Op::GroupCreate => {
                 let request: GroupCreate = asked.body()?;
@@ -162,7 +165,7 @@ impl<C: Control> Rest<C> {
                     return Err(Problem::new(Code::BadValue, "disks must name at least one disk")
                         .field("disks"));
                 }
-                self.item(control.group_create(request, change).await?)
+                self.item(control.group_create(scope, request, change).await?)
             }
             Op::PolicyList => {
                 let policies = control.policies().await?;
@@ -189,7 +192,7 @@ impl<C: Control> Rest<C> {
             Op::VolumeList => {
                 self.list(asked, control.volumes(scope).await?, |volume| volume.name.clone())
             }
-            Op::VolumeShow => self.told_volume(control.volume(asked.param(0)).await?),
+            Op::VolumeShow => self.told_volume(control.volume(asked.param(0), scope).await?),
             Op::VolumeCreate => self.volume_create(asked).await,
             Op::VolumePatch => {
                 let patch: VolumePatch = asked.body()?;
@@ -237,7 +240,7 @@ impl<C: Control> Rest<C> {
             Op::TaskList => self.list(asked, control.tasks(scope).await?, |t| t.id.clone()),
             Op::TaskShow => {
                 let wanted = asked.param(0);
-                self.one(control.tasks(Scope::Cluster).await?, "task", wanted, |t| t.id == wanted)
+                self.one(control.tasks(scope).await?, "task", wanted, |t| t.id == wanted)
             }
             Op::EventList => {
                 let read = asked.query("cursor").map(cursor::read_position).transpose()?;
@@ -303,7 +306,8 @@ impl<C: Control> Rest<C> {
                 .hint("accepted: size_bytes, iops_limit")
                 .field("size_bytes"));
         }
-        self.told_volume(self.control.volume_patch(asked.param(0), patch, asked.change).await?)
+        let (scope, change) = (asked.scope.clone(), asked.change);
+        self.told_volume(self.control.volume_patch(asked.param(0), patch, scope, change).await?)
     }
 
     fn item<T: Named + serde::Serialize>(&self, item: T) -> Result<Response<Body>, Problem> {
@@ -391,7 +395,8 @@ impl<C: Control> Rest<C> {
             let mut without: Vec<Missing> = Vec::new();
             for round in 0u32.. {
                 // A round without an answer is followed by another.
-                let told = control.events(scope, begin, read.clone(), limits::PAGE_DEFAULT).await;
+                let told =
+                    control.events(scope.clone(), begin, read.clone(), limits::PAGE_DEFAULT).await;
                 let (events, more, missing) = match told {
                     Ok(Told { what: EventsRead { events, begun, more }, missing }) => {
                         read = begun;

@@ -3,7 +3,7 @@
 use crate::control::{ChangeOptions, Scope};
 use atoll_api::limits;
 use atoll_api::name::{self, show};
-use atoll_api::routes::{Op, PREFIX, ROUTES, Route};
+use atoll_api::routes::{Op, PAGES, PREFIX, Page, Permission, Place, Route};
 use atoll_api::{Code, Problem};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -14,28 +14,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a request is about.
 pub enum Target {
-    /// A line of the table, and what stands for its `{x}`.
-    Route(&'static Route, Vec<String>),
-    /// The OpenAPI document.
-    OpenApi,
-    /// Whether the process is alive.
-    Healthz,
-    /// Whether it serves.
-    Readyz,
-    /// Numbers for Prometheus.
-    Metrics,
+    /// An operation of the table, and what stands for the `{x}` of its path.
+    Operation(Op, Vec<String>),
+    /// A page for machines.
+    Page(Page),
 }
 
 /// A request to a route, read and checked as far as its form goes.
 #[derive(Debug)]
 pub struct Parsed {
-    /// Which line of the table.
+    /// Which operation.
     pub op: Op,
     params: Vec<String>,
     query: BTreeMap<String, String>,
     /// The body as it came.
     pub bytes: Bytes,
-    /// `?scope=`.
+    /// Who does it.
     pub scope: Scope,
     /// `?dry_run=` and `If-Match`.
     pub change: ChangeOptions,
@@ -71,39 +65,46 @@ pub fn check_head(request: &Request<Incoming>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Finds the route.
-pub fn target(request: &Request<Incoming>) -> Result<Target, Problem> {
+/// Finds what a request is about.
+pub fn target<B>(request: &Request<B>) -> Result<Target, Problem> {
     let path = request.uri().path();
     let method = effective(request.method());
-    let page = match path {
-        "/openapi.json" | "/api/v1/openapi.json" => Some(Target::OpenApi),
-        "/healthz" => Some(Target::Healthz),
-        "/readyz" => Some(Target::Readyz),
-        "/metrics" => Some(Target::Metrics),
-        _ => None,
-    };
-    if let Some(page) = page {
-        return if method == "GET" { Ok(page) } else { Err(no_method(method, path, "GET".into())) };
+    if let Some(&(_, page)) = PAGES.iter().find(|(known, _)| *known == path) {
+        return match method {
+            "GET" => Ok(Target::Page(page)),
+            _ => Err(no_method(method, path, "GET".into())),
+        };
     }
     let no_route = || {
         Problem::new(Code::NoRoute, format!("there is no route {}", show(path)))
             .hint("GET /openapi.json lists them; the server may be older or newer")
     };
     let below = path.strip_prefix(PREFIX).ok_or_else(no_route)?;
-    for route in ROUTES.iter().filter(|route| route.method == method) {
-        if let Some(raw) = matches(route.path, below) {
-            let names = route.path_parameters();
+    for &op in Op::ALL.iter().filter(|op| op.route().method == method) {
+        if let Some(raw) = matches(op.route().path, below) {
+            let names = op.route().path_parameters();
             let params = raw
                 .iter()
                 .zip(names)
                 .map(|(raw, name)| parameter(name, raw))
                 .collect::<Result<_, _>>()?;
-            return Ok(Target::Route(route, params));
+            return Ok(Target::Operation(op, params));
         }
     }
     match allowed(below) {
         none if none.is_empty() => Err(no_route()),
         methods => Err(no_method(method, path, methods)),
+    }
+}
+
+/// The permission that a request needs: the table says it. What the table does not have needs what
+/// its method would.
+pub fn permission<B>(target: &Result<Target, Problem>, request: &Request<B>) -> Permission {
+    match target {
+        Ok(Target::Operation(op, _)) => op.route().permission,
+        Ok(Target::Page(_)) => Permission::Read,
+        Err(_) if effective(request.method()) == "GET" => Permission::Read,
+        Err(_) => Permission::Manage,
     }
 }
 
@@ -148,12 +149,13 @@ fn unescape(text: &str) -> Option<String> {
     String::from_utf8(atoll_api::uri::decode(text)?).ok()
 }
 
-/// Reads the query, the headers with a meaning and the body of a request to `route`.
+/// Reads the query, the headers with a meaning and the body of a request for that operation.
 pub async fn parse(
-    route: &'static Route,
+    op: Op,
     params: Vec<String>,
     request: Request<Incoming>,
 ) -> Result<Parsed, Problem> {
+    let route = op.route();
     let query = query(route, request.uri().query().unwrap_or(""))?;
     let text = |name: &'static str| match request.headers().get(name) {
         None => Ok(None),
@@ -197,7 +199,7 @@ pub async fn parse(
         }
     }
     let mut parsed = Parsed {
-        op: route.op,
+        op,
         params,
         query,
         bytes,
@@ -207,14 +209,7 @@ pub async fn parse(
     };
     parsed.change.dry_run = parsed.flag("dry_run")?;
     parsed.change.force = parsed.flag("force")?;
-    parsed.scope = match parsed.query("scope") {
-        None | Some("cluster") => Scope::Cluster,
-        Some("local") => Scope::Local,
-        Some(other) => {
-            let detail = format!("scope is {}, and must be cluster or local", show(other));
-            return Err(Problem::new(Code::BadValue, detail).field("scope"));
-        }
-    };
+    parsed.scope = parsed.scope()?;
     Ok(parsed)
 }
 
@@ -245,6 +240,36 @@ impl Parsed {
     /// What stands for the `index`th `{x}`.
     pub fn param(&self, index: usize) -> &str {
         &self.params[index]
+    }
+
+    /// Who does it: what the table says, with what the request names.
+    fn scope(&self) -> Result<Scope, Problem> {
+        let local = match self.query("scope") {
+            None | Some("cluster") => false,
+            Some("local") => true,
+            Some(other) => {
+                let detail = format!("scope is {}, and must be cluster or local", show(other));
+                return Err(Problem::new(Code::BadValue, detail).field("scope"));
+            }
+        };
+        Ok(match self.op.route().place {
+            _ if local => Scope::Local,
+            Place::Any | Place::Asked => Scope::Local,
+            Place::All => Scope::Cluster,
+            Place::Named(part) => self.named(part).map_or(Scope::Local, Scope::Host),
+            Place::Holder(part) => self.named(part).map_or(Scope::Cluster, Scope::Group),
+        })
+    }
+
+    /// What the request says in that part: of its path, its query, or its body if that can be read
+    /// (if not, [`body`](Self::body) says why).
+    fn named(&self, part: &str) -> Option<String> {
+        let mut in_path = self.op.route().path_parameters().zip(&self.params);
+        let found = in_path.find_map(|(name, value)| (name == part).then(|| value.clone()));
+        found.or_else(|| self.query(part).map(str::to_owned)).or_else(|| {
+            let body: serde_json::Value = serde_json::from_slice(&self.bytes).ok()?;
+            body.get(part)?.as_str().map(str::to_owned)
+        })
     }
 
     /// What decides which items a list has: everything but which page of them is meant.
@@ -314,8 +339,8 @@ impl Parsed {
 
 /// Methods that a path of the table knows, for `Allow`.
 pub fn allowed(path: &str) -> String {
-    let methods: BTreeSet<&str> = ROUTES
-        .iter()
+    let routes = Op::ALL.iter().map(|op| op.route());
+    let methods: BTreeSet<&str> = routes
         .filter(|route| matches(route.path, path).is_some())
         .map(|route| route.method)
         .collect();
@@ -329,7 +354,10 @@ pub fn effective(method: &Method) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{matches, unescape};
+    use super::{Target, matches, permission, unescape};
+    use atoll_api::routes::{Op, Page, Permission};
+    use atoll_api::{Code, Problem};
+    use hyper::Request;
 
     #[test]
     fn patterns_match_whole_segments_and_verbs() {
@@ -348,6 +376,26 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, path), None, "{pattern} {path}");
         }
+    }
+
+    #[test]
+    fn the_table_says_what_a_request_needs_and_only_where_it_has_none_the_method() {
+        let needed = |target: Target, method: &str| {
+            permission(&Ok(target), &Request::builder().method(method).body(()).unwrap())
+        };
+        for &op in Op::ALL {
+            for method in ["GET", "POST"] {
+                let of_op = needed(Target::Operation(op, Vec::new()), method);
+                assert_eq!(of_op, op.route().permission, "{method} {op:?}");
+            }
+        }
+        assert_eq!(needed(Target::Page(Page::Metrics), "HEAD"), Permission::Read);
+        let unknown = |method: &str| {
+            let problem = Err(Problem::new(Code::NoRoute, "there is no such route"));
+            permission(&problem, &Request::builder().method(method).body(()).unwrap())
+        };
+        assert_eq!([unknown("GET"), unknown("HEAD")], [Permission::Read; 2]);
+        assert_eq!([unknown("POST"), unknown("OPTIONS")], [Permission::Manage; 2]);
     }
 
     #[test]

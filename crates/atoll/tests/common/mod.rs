@@ -43,6 +43,8 @@ pub struct State {
     pub silent: Vec<String>,
     /// How often profiles were asked for: every time, a second has passed.
     pub looks: u64,
+    /// Who was meant by the last call that says so.
+    pub scope: Option<Scope>,
 }
 
 /// The made-up engine. Clones are the same.
@@ -68,6 +70,11 @@ impl Fake {
     fn told<T>(&self, what: T) -> Collected<T> {
         let missing = |host: &String| Missing { host: host.clone(), why: "does not answer".into() };
         Ok(Told { what, missing: self.0.lock().unwrap().silent.iter().map(missing).collect() })
+    }
+
+    /// Who is meant by a call.
+    fn meant(&self, scope: Scope) {
+        self.0.lock().unwrap().scope = Some(scope);
     }
 
     async fn wait(&self) {
@@ -112,6 +119,14 @@ type Collected<T> = Result<Told<T>, Problem>;
 fn used(name: &str) -> Problem {
     Problem::new(Code::InUse, format!("volume {name} is in use on host1"))
         .hint(format!("atoll session list --volume {name}"))
+}
+
+/// The name of the one host that is meant; the made-up engine is host1.
+fn host_of(scope: Scope) -> String {
+    match scope {
+        Scope::Host(host) => host,
+        _ => "host1".into(),
+    }
 }
 
 /// The volume of that name or id.
@@ -179,7 +194,8 @@ impl Control for Fake {
         self.0.lock().unwrap().promised_limit = patch.promised_limit_percent;
         self.cluster().await
     }
-    async fn health(&self, _: Scope) -> Collected<Health> {
+    async fn health(&self, scope: Scope) -> Collected<Health> {
+        self.meant(scope);
         let level = self.0.lock().unwrap().level;
         match level {
             None => self.told(Health { level: Level::Ok, checks: vec![] }),
@@ -194,7 +210,8 @@ impl Control for Fake {
             }),
         }
     }
-    async fn hosts(&self, _: Scope) -> Collected<Vec<Host>> {
+    async fn hosts(&self, scope: Scope) -> Collected<Vec<Host>> {
+        self.meant(scope);
         let host = |number: u32| Host {
             id: format!("{number:016x}"),
             name: format!("host{number}"),
@@ -210,9 +227,11 @@ impl Control for Fake {
         };
         self.told((1..=3).map(host).collect())
     }
-    async fn disks(&self, host: &str) -> ControlResult<Vec<Disk>> {
+    async fn disks(&self, scope: Scope) -> ControlResult<Vec<Disk>> {
+        self.meant(scope.clone());
+        let host = host_of(scope);
         if host != "host1" {
-            return Err(Problem::not_found("host", host));
+            return Err(Problem::not_found("host", &host));
         }
         Ok(vec![Disk {
             host: "host1".into(),
@@ -226,14 +245,16 @@ impl Control for Fake {
     }
     async fn disk_wipe(
         &self,
-        host: &str,
+        scope: Scope,
         request: DiskWipeRequest,
         _: ChangeOptions,
     ) -> ControlResult<DiskWipe> {
+        self.meant(scope.clone());
         let erased = "ext4 file system".into();
-        Ok(DiskWipe { host: host.into(), path: request.path, erased })
+        Ok(DiskWipe { host: host_of(scope), path: request.path, erased })
     }
-    async fn groups(&self, _: Scope) -> Collected<Vec<Group>> {
+    async fn groups(&self, scope: Scope) -> Collected<Vec<Group>> {
+        self.meant(scope);
         let silent = self.0.lock().unwrap().silent.clone();
         let group = |number: u32| {
             let host = format!("host{number}");
@@ -254,7 +275,13 @@ impl Control for Fake {
         };
         self.told((1..=2).map(group).collect())
     }
-    async fn group_create(&self, request: GroupCreate, _: ChangeOptions) -> ControlResult<Group> {
+    async fn group_create(
+        &self,
+        scope: Scope,
+        request: GroupCreate,
+        _: ChangeOptions,
+    ) -> ControlResult<Group> {
+        self.meant(scope);
         let disk = &request.disks[0];
         Err(Problem::new(Code::ForeignDisk, format!("disk '{disk}' holds foreign data: XFS"))
             .hint(format!("atoll disk wipe {disk} erases it")))
@@ -287,12 +314,14 @@ impl Control for Fake {
             reasons: vec![why.into()],
         })
     }
-    async fn volumes(&self, _: Scope) -> Collected<Vec<Volume>> {
+    async fn volumes(&self, scope: Scope) -> Collected<Vec<Volume>> {
+        self.meant(scope);
         self.wait().await;
         let volumes = self.0.lock().unwrap().volumes.values().cloned().collect();
         self.told(volumes)
     }
-    async fn volume(&self, name: &str) -> Collected<Volume> {
+    async fn volume(&self, name: &str, scope: Scope) -> Collected<Volume> {
+        self.meant(scope);
         let found = self.0.lock().unwrap().volumes.get(name).cloned();
         self.told(found.ok_or_else(|| Problem::not_found("volume", name))?)
     }
@@ -344,8 +373,10 @@ impl Control for Fake {
         &self,
         name: &str,
         patch: VolumePatch,
+        scope: Scope,
         change: ChangeOptions,
     ) -> Collected<Volume> {
+        self.meant(scope);
         let mut state = self.0.lock().unwrap();
         state.revision += 1;
         let revision = state.revision;
@@ -414,7 +445,7 @@ impl Control for Fake {
         Ok(())
     }
     async fn placement(&self, name: &str) -> ControlResult<Placement> {
-        let volume = self.volume(name).await?.what;
+        let volume = called(&self.0.lock().unwrap(), name)?.clone();
         Ok(Placement {
             volume: volume.name,
             object: volume.id,
@@ -434,7 +465,8 @@ impl Control for Fake {
             reasons: vec!["leg 0: the host that uses it is here".into()],
         })
     }
-    async fn resync(&self, _: Scope) -> Collected<Resync> {
+    async fn resync(&self, scope: Scope) -> Collected<Resync> {
+        self.meant(scope);
         let (paused, limit_bytes_per_second) = {
             let state = self.0.lock().unwrap();
             (state.paused, state.limit)
@@ -456,7 +488,8 @@ impl Control for Fake {
         }
         self.resync(Scope::Cluster).await
     }
-    async fn scrubs(&self, _: Scope) -> Collected<Vec<Scrub>> {
+    async fn scrubs(&self, scope: Scope) -> Collected<Vec<Scrub>> {
+        self.meant(scope);
         self.told(vec![Scrub {
             group: "00000000000000bb".into(),
             host: "host1".into(),
@@ -482,7 +515,8 @@ impl Control for Fake {
     ) -> Collected<Vec<Scrub>> {
         self.scrubs(scope).await
     }
-    async fn tasks(&self, _: Scope) -> Collected<Vec<Task>> {
+    async fn tasks(&self, scope: Scope) -> Collected<Vec<Task>> {
+        self.meant(scope);
         let task = |id: &str, state, percent| Task {
             id: id.into(),
             kind: "resync".into(),
@@ -501,11 +535,12 @@ impl Control for Fake {
     }
     async fn events(
         &self,
-        _: Scope,
+        scope: Scope,
         since: u64,
         read: EventMarks,
         max: usize,
     ) -> Collected<EventsRead> {
+        self.meant(scope);
         let events = self.0.lock().unwrap().events.clone();
         let mark = |number: usize| EventMark { life: Incarnation(1), number: number as u64 };
         let begin = match read.get(&HostId(1)) {
@@ -517,7 +552,8 @@ impl Control for Fake {
         let new = new.map(|(at, event)| (event, HostId(1), mark(at + 1))).collect();
         self.told(EventsRead { events: new, begun: [(HostId(1), mark(begin))].into(), more })
     }
-    async fn sessions(&self, _: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
+    async fn sessions(&self, scope: Scope, volume: Option<&str>) -> Collected<Vec<Session>> {
+        self.meant(scope);
         let used = self.0.lock().unwrap().used.clone();
         let wanted = used.iter().filter(|name| volume.is_none_or(|volume| volume == *name));
         let session = |name: &String| Session {
@@ -533,7 +569,8 @@ impl Control for Fake {
         };
         self.told(wanted.map(session).collect())
     }
-    async fn profiles(&self, _: Scope) -> Collected<Vec<Profile>> {
+    async fn profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
+        self.meant(scope);
         let looks = {
             let mut state = self.0.lock().unwrap();
             state.looks += 1;

@@ -9,13 +9,14 @@ use crate::leg::{Leg, Member, Role};
 use crate::limits::{CALL_DEADLINE, PIECES_MAX, RETRY_EVERY};
 use crate::member_client::Endpoint;
 use atoll_format::id::{HostId, Seq, Session};
-use atoll_format::op::BlockRange;
+use atoll_format::op::{BlockRange, OpKind};
 use atoll_format::record::{ObjectRecord, legs_needed};
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK, COMPONENT_MAX};
 use atoll_world::directory::Compare;
 use atoll_world::{Lane, Nanos, World, sometimes};
 use futures_util::{StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// Chunks among which data is looked for at once: 64 GiB.
 const LOOK_CHUNKS: usize = 1 << 16;
@@ -217,11 +218,19 @@ impl<W: World, P: Protocol> Owner<W, P> {
     }
 
     /// Makes a chunk hold nothing on all members alike, if it is not zeros on one of them.
-    async fn clear_chunk(&self, leg: &Leg, members: &[Member], chunk: u32) -> Result<(), String> {
+    /// By operations like those of clients: a member that loses them is found out and brought up
+    /// to date. A discard alone would leave no trace on members that never had the chunk, and say
+    /// nothing to one that has.
+    async fn clear_chunk(
+        &self,
+        leg: &Rc<Leg>,
+        members: &[Member],
+        chunk: u32,
+    ) -> Result<(), String> {
         let range = BlockRange::of_chunk(chunk);
-        let _guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
-        // Under the lock: another growth may have ended, and guests may write there.
-        if chunk < self.0.record.borrow().leg_chunks(leg.index) {
+        let permits = self.permits(0).await;
+        let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        if self.is_inside(leg, chunk) {
             sometimes!("grow.another_growth_was_first");
             return Ok(());
         }
@@ -235,11 +244,21 @@ impl<W: World, P: Protocol> Owner<W, P> {
             return Ok(());
         }
         sometimes!("grow.clears_what_was_left_over");
-        for m in members {
-            let made = self.make_absent(m.endpoint(), chunk).await;
-            made.map_err(|_| self.not_cleared(m.host))?;
+        let failed = |_| "the volume's owner has changed: resize again".to_owned();
+        self.change_no_client(leg, OpKind::Zero, range, guard, permits).await.map_err(failed)?;
+        let permits = self.permits(0).await;
+        let guard = self.0.locks.lock_exclusive(leg.index as u16, range).await;
+        // It reads as zeros by now, and keeps some space.
+        if self.is_inside(leg, chunk) {
+            return Ok(());
         }
-        Ok(())
+        self.change_no_client(leg, OpKind::Discard, range, guard, permits).await.map_err(failed)
+    }
+
+    /// Whether guests may write to that chunk. Looked at under its lock: another growth may end at
+    /// any moment.
+    fn is_inside(&self, leg: &Leg, chunk: u32) -> bool {
+        chunk < self.0.record.borrow().leg_chunks(leg.index)
     }
 
     fn not_cleared(&self, host: HostId) -> String {

@@ -364,10 +364,8 @@ impl<W: World, P: Protocol> Owner<W, P> {
                     let ends = [source.endpoint(), member.endpoint()];
                     // Under the lock: the object may have grown over it.
                     if chunk >= self.0.record.borrow().leg_chunks(leg.index) {
-                        let tags = self.members().tags(Lane::Bulk, ends[1], chunk).await?;
-                        if !tags.iter().all(|tag| tag.state.reads_as_zero()) {
+                        if self.clear_chunk_beyond_the_end(ends[1], chunk).await? {
                             sometimes!("resync.clears_what_is_beyond_the_end");
-                            self.make_absent(ends[1], chunk).await?;
                         }
                         break 0;
                     }
@@ -456,6 +454,20 @@ impl<W: World, P: Protocol> Owner<W, P> {
         }
         assert!(copied <= behind.len() as u64 * BLOCK, "{copied} bytes of {}", behind.len());
         Ok(Some(copied))
+    }
+
+    /// Makes a chunk beyond the object's end hold nothing at one end; whether it held something.
+    pub(crate) async fn clear_chunk_beyond_the_end(
+        &self,
+        end: Endpoint,
+        chunk: u32,
+    ) -> Result<bool, Interrupted> {
+        let tags = self.members().tags(Lane::Bulk, end, chunk).await?;
+        let holds_something = !tags.iter().all(|tag| tag.state.reads_as_zero());
+        if holds_something {
+            self.make_absent(end, chunk).await?;
+        }
+        Ok(holds_something)
     }
 
     /// Makes a locked chunk of one end hold nothing.

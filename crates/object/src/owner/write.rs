@@ -117,6 +117,20 @@ impl<W: World, P: Protocol> Owner<W, P> {
         self.submit(&leg, content, ticket, (guard, permits.0, permits.1), None).await
     }
 
+    /// Zeroes or discards whole blocks that are locked, in the name of no client.
+    pub(super) async fn change_no_client(
+        &self,
+        leg: &Rc<Leg>,
+        kind: OpKind,
+        range: BlockRange,
+        guard: RangeGuard,
+        (op, bytes): (Permit, Permit),
+    ) -> Result<(), Fail> {
+        assert_ne!(kind, OpKind::Write, "a write has a payload");
+        let content = (kind, range, Vec::new(), Vec::new());
+        self.submit(leg, content, Ticket::default(), (guard, op, bytes), None).await
+    }
+
     /// Queues `op` for the member of that slot, behind everything sent to it before. What it cannot
     /// get in this session comes first in the next one.
     fn send(&self, leg: &Leg, slot: u8, op: &Op, calls: &mut AppendCalls) {

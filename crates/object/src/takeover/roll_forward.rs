@@ -28,9 +28,9 @@ pub(super) async fn roll_forward<W: World, P: Protocol>(
             leg.members.borrow().iter().filter(|m| m.role() == Role::Active).cloned().collect();
         assert!(!active.is_empty(), "leg {} has no active member (R20)", leg.index);
         let mut chunks = BTreeSet::new();
+        let mut beyond = BTreeSet::new();
         let mut ops: BTreeMap<u32, BTreeMap<Seq, Ticket>> = BTreeMap::new();
-        // A shrink has discarded what lies beyond; a copy that was made since ends there, and is
-        // not to be asked for it. Growing again clears it on all.
+        // A shrink has discarded what lies beyond, and a member may have lost the discards.
         let end = owner.0.record.borrow().leg_chunks(leg.index);
         for member in &active {
             let answer = fenced.get(&member.component).ok_or(Interrupted)?;
@@ -38,7 +38,7 @@ pub(super) async fn roll_forward<W: World, P: Protocol>(
             // than needed is only work.
             for op in owner.members().uncommitted(member.endpoint()).await? {
                 if op.range.chunk() >= end {
-                    sometimes!("takeover.leaves_what_is_beyond_the_end");
+                    beyond.insert(op.range.chunk());
                     continue;
                 }
                 chunks.insert(op.range.chunk());
@@ -47,8 +47,10 @@ pub(super) async fn roll_forward<W: World, P: Protocol>(
                 }
             }
             if answer.doubtful && !mutant!("takeover.doubt_is_ignored") {
-                for other in &active {
-                    chunks.extend(owner.chunks_since(&leg, other.endpoint(), Seq(0)).await?);
+                for other in active.iter().map(Member::endpoint) {
+                    chunks.extend(owner.chunks_since(&leg, other, Seq(0)).await?);
+                    let of_all = owner.members().chunks_since(other, Seq(0), end..u32::MAX);
+                    beyond.extend(of_all.await?);
                 }
             }
         }
@@ -72,6 +74,9 @@ pub(super) async fn roll_forward<W: World, P: Protocol>(
         while let Some(result) = work.next().await {
             rolled_back.extend(result?);
         }
+        for &end in ends {
+            clear(owner, end, &beyond).await?;
+        }
         owner.agree_on_tickets(ends, &rolled_back).await?;
         // Now every active member has the same. The watermark is one that all of them hold, so
         // that a member that falls behind it later is known to have lost something.
@@ -86,6 +91,23 @@ pub(super) async fn roll_forward<W: World, P: Protocol>(
             watermark = Some(watermark.map_or(newest, |w: Seq| w.min(newest)));
         }
         leg.start_from(watermark.unwrap_or_default());
+    }
+    Ok(())
+}
+
+/// Makes those chunks of one member hold nothing, which are beyond the object's end. One that was
+/// made after the object shrank ends before them, and is not asked for them.
+async fn clear<W: World, P: Protocol>(
+    owner: &Owner<W, P>,
+    end: Endpoint,
+    beyond: &BTreeSet<u32>,
+) -> Result<(), Interrupted> {
+    let (Some(&first), Some(&last)) = (beyond.first(), beyond.last()) else { return Ok(()) };
+    let here = owner.members().chunks_since(end, Seq(0), first..last + 1).await?;
+    for &chunk in here.intersection(beyond) {
+        if owner.clear_chunk_beyond_the_end(end, chunk).await? {
+            sometimes!("takeover.clears_what_is_beyond_the_end");
+        }
     }
     Ok(())
 }
