@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Grants {
     host: HostId,
     incarnation: Incarnation,
-    /// Before this nothing is fenced whose leases of an earlier life may be running.
+    /// Until then leases may be running that an earlier life of this host has granted.
     quiet_until: Nanos,
+    /// But not of these objects: see [`Grants::is_quiet_over`].
+    over: BTreeSet<ObjectId>,
     granted: BTreeMap<ObjectId, Grant>,
     fencing: BTreeMap<ObjectId, Epoch>,
-    /// A fence was answered in this life: no lease that an earlier life granted is running.
-    answered: BTreeSet<ObjectId>,
 }
 
-/// Who fences an object, and what it knows of those before.
+/// Who fences an object, and what is known of the owners before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fencer {
     /// The new owner.
@@ -33,8 +33,6 @@ pub struct Fencer {
     pub epoch: Epoch,
     /// Who served the object last, as the record of that epoch says.
     pub served: Option<ServedRecord>,
-    /// What the component here had promised before this fence came.
-    pub promised: Epoch,
 }
 
 #[derive(Debug)]
@@ -54,9 +52,9 @@ impl Grants {
             host,
             incarnation,
             quiet_until: now + quiet,
+            over: BTreeSet::new(),
             granted: BTreeMap::new(),
             fencing: BTreeMap::new(),
-            answered: BTreeSet::new(),
         }
     }
 
@@ -121,12 +119,17 @@ impl Grants {
         }
     }
 
-    /// A fence for `epoch` has arrived.
-    pub fn fence(&mut self, object: ObjectId, epoch: Epoch) {
+    /// A fence has arrived. `promised` is the highest epoch that a component of the object here had
+    /// been fenced to before.
+    pub fn fence(&mut self, object: ObjectId, fencer: &Fencer, promised: Option<Epoch>) {
         let fencing = self.fencing.entry(object).or_default();
         let before = *fencing;
-        *fencing = (*fencing).max(epoch);
-        assert!(*fencing >= epoch && *fencing >= before, "a fence is never lowered");
+        *fencing = (*fencing).max(fencer.epoch);
+        assert!(*fencing >= fencer.epoch && *fencing >= before, "a fence is never lowered");
+        if self.is_quiet_over(fencer, promised) {
+            sometimes!("grants.who_served_last_is_dead");
+            self.over.insert(object);
+        }
     }
 
     /// From when on that fence may be answered. A shard that fences vouches for its own earlier
@@ -134,52 +137,43 @@ impl Grants {
     /// starts a takeover only when its own owner has stopped for good. It does not vouch for
     /// another shard of this life.
     pub fn clear_at(&self, object: ObjectId, fencer: &Fencer) -> Nanos {
-        let is_over = |grant: &Grant| {
-            let (host, life) = (grant.owner.host, grant.incarnation);
-            grant.owner == fencer.addr || fencer.is_later_life(host, life)
-        };
+        let is_over =
+            |g: &Grant| g.owner == fencer.addr || fencer.outlives(g.owner.host, g.incarnation);
         let granted = self.granted.get(&object);
         let granted = granted.filter(|g| g.epoch < fencer.epoch && !is_over(g));
-        let quiet = if self.is_quiet_over(object, fencer) { Nanos::ZERO } else { self.quiet_until };
+        let quiet = if self.over.contains(&object) { Nanos::ZERO } else { self.quiet_until };
         quiet.max(granted.map_or(Nanos::ZERO, |g| g.until))
     }
 
-    /// Whether no lease is running that an earlier life of this host has granted: the last owner
-    /// that served was of a life that is over, and what the component had promised is of no later
-    /// owner, which a directory that was put back may not know.
-    fn is_quiet_over(&self, object: ObjectId, fencer: &Fencer) -> bool {
-        if self.answered.contains(&object) {
-            return true;
-        }
+    /// Whether nobody can read under a lease that an earlier life of this host has granted. All of
+    /// them are of the epoch that was promised here, or of lower ones. If that is the epoch of the
+    /// last owner that was settled, all owners before it were without leases when it was. So only
+    /// its own are left, and it is dead. If the promise is another one, then the directory was put
+    /// back, or the disk was, or a takeover has failed: nothing is known.
+    ///
+    /// That stays true for this life, which has to remember it: the promise is a new one from now
+    /// on, also where the answer is lost.
+    fn is_quiet_over(&self, fencer: &Fencer, promised: Option<Epoch>) -> bool {
         let Some(served) = fencer.served else { return false };
         let (host, life) = (served.host, served.incarnation);
-        let is_dead = fencer.is_later_life(host, life)
+        let is_dead = fencer.outlives(host, life)
             || (host == self.host && life != self.incarnation)
             || mutant!("grants.whoever_served_is_dead");
-        if is_dead && fencer.promised == served.epoch {
-            sometimes!("grants.who_served_last_is_dead");
-            return true;
-        }
-        false
-    }
-
-    /// That fence is answered.
-    pub fn answered(&mut self, object: ObjectId) {
-        self.answered.insert(object);
+        is_dead && promised == Some(served.epoch)
     }
 
     /// Forgets objects that have no component here any more.
     pub fn retain(&mut self, keep: impl Fn(ObjectId) -> bool) {
+        self.over.retain(|&o| keep(o));
         self.granted.retain(|&o, _| keep(o));
         self.fencing.retain(|&o, _| keep(o));
-        self.answered.retain(|&o| keep(o));
     }
 }
 
 impl Fencer {
-    /// Whether it is of the same host, and another life than that one: a later one, as an earlier
-    /// life has no epoch above one that it did not know.
-    fn is_later_life(&self, host: HostId, life: Incarnation) -> bool {
+    /// Whether that is another life of the same host: an earlier one, since an owner of a later one
+    /// would have a higher epoch.
+    fn outlives(&self, host: HostId, life: Incarnation) -> bool {
         self.addr.host == host && self.incarnation != life
     }
 }
@@ -198,8 +192,13 @@ mod tests {
     }
 
     fn fencer(epoch: u32, (addr, incarnation): (Addr, Incarnation)) -> Fencer {
-        Fencer { addr, incarnation, epoch: Epoch(epoch), served: None, promised: Epoch(epoch - 1) }
+        Fencer { addr, incarnation, epoch: Epoch(epoch), served: None }
     }
+
+    fn fence(g: &mut Grants, epoch: u32, who: (Addr, Incarnation)) {
+        g.fence(OBJECT, &fencer(epoch, who), Some(Epoch(epoch - 1)));
+    }
+
     fn clear_at(g: &Grants, epoch: u32, who: (Addr, Incarnation)) -> u64 {
         g.clear_at(OBJECT, &fencer(epoch, who)).as_ms()
     }
@@ -210,7 +209,7 @@ mod tests {
         assert_eq!(clear_at(&g, 1, A), GRACE.as_ms(), "an earlier life may have granted");
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 11_000, A, 2, 1));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, B);
         assert!(!renew(&mut g, 11_500, A, 3, 1), "R10");
         assert_eq!(clear_at(&g, 2, B), 11_000 + GRACE.as_ms());
         assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "its own old life");
@@ -224,47 +223,58 @@ mod tests {
         let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         assert!(renew(&mut g, 10_000, A, 1, 1));
         let restarted = (A.0, Incarnation(12));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, restarted);
         assert!(renew(&mut g, 10_100, restarted, 1, 2));
         assert!(!renew(&mut g, 10_200, A, 2, 1), "the old life is over");
         assert_eq!(clear_at(&g, 3, B), 10_100 + GRACE.as_ms());
     }
 
+    fn served(epoch: u32, host: u64, life: u64) -> Option<ServedRecord> {
+        let (epoch, incarnation) = (Epoch(epoch), Incarnation(life));
+        Some(ServedRecord { epoch, host: HostId(host), incarnation })
+    }
+
     /// A host that restarts does not wait for leases that only a dead process can have.
     #[test]
     fn nothing_waits_for_the_last_owner_s_dead_life() {
-        let g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
-        let served = |epoch, host, life| {
-            let (epoch, incarnation) = (Epoch(epoch), Incarnation(life));
-            Some(ServedRecord { epoch, host: HostId(host), incarnation })
-        };
         let waits = |who, served, promised| {
-            let fencer = Fencer { served, promised: Epoch(promised), ..fencer(6, who) };
+            let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+            let fencer = Fencer { served, ..fencer(6, who) };
+            g.fence(OBJECT, &fencer, promised);
             g.clear_at(OBJECT, &fencer) > Nanos::ZERO
         };
         let restarted = (Addr { shard: 3, ..A.0 }, Incarnation(12));
-        assert!(!waits(restarted, served(5, 1, 11), 5), "the fencing host's own earlier life");
-        assert!(!waits(B, served(5, 9, 98), 5), "this host's own earlier life");
-        assert!(waits(B, served(5, 9, 99), 5), "another shard of this life");
-        assert!(waits(A, served(5, 1, 11), 5), "another shard of the fencing life");
-        assert!(waits(B, served(5, 1, 11), 5), "a host that may live");
-        assert!(waits(restarted, None, 5), "nobody knows");
-        // Epoch 5 was fenced here and not settled: who served in epoch 4 has not always been waited
-        // for. Or the directory was put back.
-        assert!(waits(restarted, served(4, 1, 11), 5));
-        assert!(waits(restarted, served(5, 1, 11), 4));
+        let five = Some(Epoch(5));
+        assert!(!waits(restarted, served(5, 1, 11), five), "the fencing host's own earlier life");
+        assert!(!waits(B, served(5, 9, 98), five), "this host's own earlier life");
+        assert!(waits(B, served(5, 9, 99), five), "another shard of this life");
+        assert!(waits(A, served(5, 1, 11), five), "another shard of the fencing life");
+        assert!(waits(B, served(5, 1, 11), five), "a host that may live");
+        assert!(waits(restarted, None, five), "nobody knows");
+        // Epoch 5 was fenced here and not settled, or the directory was put back.
+        assert!(waits(restarted, served(4, 1, 11), five));
+        // The disk was put back.
+        assert!(waits(restarted, served(5, 1, 11), Some(Epoch(4))));
+        assert!(waits(restarted, served(5, 1, 11), None));
     }
 
+    /// Who fences asks again, after a lost answer or a failed takeover: the promise is its own then.
     #[test]
-    fn what_was_answered_once_in_a_life_waits_for_grants_of_this_life_only() {
+    fn what_is_over_once_stays_over_for_this_life() {
         let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
-        assert_eq!(clear_at(&g, 1, A), GRACE.as_ms());
-        g.answered(OBJECT);
-        assert_eq!(clear_at(&g, 1, A), 0);
-        assert!(renew(&mut g, 100, A, 1, 1));
-        assert_eq!(clear_at(&g, 2, B), 100 + GRACE.as_ms());
+        let restarted = (A.0, Incarnation(12));
+        let first = Fencer { served: served(5, 1, 11), ..fencer(6, restarted) };
+        g.fence(OBJECT, &first, Some(Epoch(5)));
+        g.fence(OBJECT, &first, Some(Epoch(6)));
+        assert_eq!(g.clear_at(OBJECT, &first), Nanos::ZERO);
+        let next = Fencer { epoch: Epoch(7), ..first };
+        g.fence(OBJECT, &next, Some(Epoch(6)));
+        assert_eq!(g.clear_at(OBJECT, &next), Nanos::ZERO);
+        // What this life has granted since is another matter.
+        assert!(renew(&mut g, 100, restarted, 1, 7));
+        assert_eq!(clear_at(&g, 8, B), 100 + GRACE.as_ms());
         g.retain(|_| false);
-        assert_eq!(clear_at(&g, 3, B), GRACE.as_ms());
+        assert_eq!(clear_at(&g, 8, B), GRACE.as_ms(), "it may be another object's component");
     }
 
     /// Another shard of the same host may still serve what it was granted.
@@ -273,7 +283,7 @@ mod tests {
         let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
         let sibling = (Addr { shard: 1, ..A.0 }, A.1);
         assert!(renew(&mut g, 10_000, A, 1, 1));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, sibling);
         assert_eq!(clear_at(&g, 2, sibling), 10_000 + GRACE.as_ms());
         assert!(!renew(&mut g, 10_100, sibling, 1, 2));
         assert_eq!(clear_at(&g, 2, A), GRACE.as_ms(), "its own");

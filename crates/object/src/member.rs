@@ -324,8 +324,7 @@ impl<W: World, S: Components> Members<W, S> {
                 Reply::Done
             }
             Request::Fence { object, component, epoch, incarnation, served } => {
-                let promised = self.store(component)?.status(component)?.promise.fenced;
-                let fencer = Fencer { addr: from, incarnation, epoch, served, promised };
+                let fencer = Fencer { addr: from, incarnation, epoch, served };
                 self.fence(object, component, fencer).await?
             }
             Request::Attach { component, session, incomplete } => {
@@ -418,8 +417,9 @@ impl<W: World, S: Components> Members<W, S> {
     ) -> Result<Reply, StoreError> {
         let epoch = fencer.epoch;
         let store = self.store(component)?;
+        let promised = self.promised(object);
         self.0.void.borrow_mut().remove(&component);
-        self.0.grants.borrow_mut().fence(object, epoch);
+        self.0.grants.borrow_mut().fence(object, &fencer, promised);
         // Durable before the answer (R1), and before the wait: from here on the old owner can
         // get no acknowledgement from this member.
         store.fence(component, epoch).await?;
@@ -443,7 +443,6 @@ impl<W: World, S: Components> Members<W, S> {
         if status.promise.fenced > epoch {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
-        self.0.grants.borrow_mut().answered(object);
         let doubtful = status.doubtful || status.incomplete.is_some();
         Ok(Reply::Promise { promise: status.promise, doubtful })
     }

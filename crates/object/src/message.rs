@@ -12,7 +12,7 @@ mod values;
 use crate::iops_limit::{Turns, WAIT_MAX};
 use atoll_format::checksum::{ZERO_BLOCK_CRC, block_crcs};
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
 use atoll_format::record::ServedRecord;
@@ -484,7 +484,7 @@ mod tests {
     use super::declare::Row;
     use super::*;
     use atoll_format::checksum::crc;
-    use atoll_format::id::OpId;
+    use atoll_format::id::{HostId, OpId};
     use atoll_format::op::OpKind;
     use atoll_world::components::CopyBlock;
     use atoll_world::volume::ExtentKind;

@@ -1,10 +1,13 @@
 //! Whether a host that restarts may answer a fence at once (R9): leases of a dead life.
 //!
-//! A host forgets what leases it has granted when it restarts, and waits for one grace before it
-//! answers fences. It does not wait where the record says that the last owner whose takeover was
-//! settled was of a life that is over: of this host, or of the host that fences. Here two hosts
-//! own the object in turns and hold a copy each; they crash, restart and are dropped. A lease is running, or it is not: a member's own
-//! view of it, and its silence after a restart, may last longer, and never end before it.
+//! A host forgets what leases it has granted when it restarts, and for one grace it puts off the
+//! answers to fences. It does not where the record says that the last owner whose takeover was
+//! settled was of a life that is over: of this host, or of the host that fences.
+//!
+//! Two hosts own the object in turns and hold a copy each; they crash, restart and are dropped. A
+//! member that puts a fence off is asked again, as is one whose answer was lost. A lease is running,
+//! or it is not: a member's own view of it, and its silence after a restart, may last longer, and
+//! never end before it.
 //!
 //! Not modelled: a directory that was put back. What a copy has promised to a later owner than the
 //! record knows of makes its host wait, as it would without this; here that is never decisive.
@@ -35,8 +38,6 @@ struct Fence {
     host: u8,
     life: u8,
     served: Option<Served>,
-    /// What the member had promised before.
-    promised: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,11 +55,12 @@ struct Host {
     life: u8,
     // Its copy.
     promised: u8,
+    /// It has just started.
     quiet: bool,
-    answered: bool,
+    /// But nobody can read under a lease that an earlier life has granted.
+    over: bool,
     /// Epoch, host and life of the owner whose lease it knows of.
     grant: Option<(u8, u8, u8)>,
-    waiting: Option<Fence>,
     // Its owner.
     phase: Phase,
     epoch: u8,
@@ -95,9 +97,8 @@ impl State {
             life: 1,
             promised: 0,
             quiet: false,
-            answered: false,
+            over: false,
             grant: None,
-            waiting: None,
             phase: Phase::Idle,
             epoch: 0,
             served: None,
@@ -121,19 +122,24 @@ impl State {
 
     fn fence_of(&self, h: usize) -> Fence {
         let Host { epoch, life, served, .. } = self.hosts[h];
-        Fence { epoch, host: h as u8, life, served, promised: 0 }
+        Fence { epoch, host: h as u8, life, served }
     }
 
-    /// That fence reaches member `m`.
-    fn fenced(&self, m: usize, fence: Fence) -> Option<Self> {
-        let member = &self.hosts[m];
-        if !member.up || member.promised >= fence.epoch {
+    /// That fence reaches member `m`, which answers it or puts it off.
+    fn fenced(&self, rules: Rules, m: usize, fence: Fence) -> Option<(Self, bool)> {
+        if !self.hosts[m].up || self.hosts[m].promised > fence.epoch {
             return None;
         }
         let mut after = *self;
-        let fence = Fence { promised: member.promised, ..fence };
-        (after.hosts[m].promised, after.hosts[m].waiting) = (fence.epoch, Some(fence));
-        Some(after)
+        let member = &mut after.hosts[m];
+        member.over |= member.quiet && is_quiet_over(rules, m, member, fence);
+        member.promised = fence.epoch;
+        let binds = |(epoch, owner, life): (u8, u8, u8)| {
+            // The same host's: an earlier owner of its own, or of a life that is over.
+            epoch < fence.epoch && !(owner == fence.host && life <= fence.life)
+        };
+        let held = member.grant.is_some_and(binds) || (member.quiet && !member.over);
+        Some((after, !held))
     }
 
     /// Member `m` loses what is not durable.
@@ -144,7 +150,7 @@ impl State {
             _ => host.late,
         };
         let host = &mut self.hosts[m];
-        (host.grant, host.waiting, host.answered) = (None, None, false);
+        (host.grant, host.over) = (None, false);
         (host.phase, host.epoch, host.served, host.late) = (Phase::Idle, 0, None, late);
         for other in 0..HOSTS {
             // The owner is dead; what it had been granted as a lease nobody holds.
@@ -155,17 +161,13 @@ impl State {
     }
 }
 
-/// Whether member `m` waits for no lease of an earlier life of its host.
-fn is_quiet_over(s: &State, rules: Rules, m: usize, fence: Fence) -> bool {
-    let member = &s.hosts[m];
-    if !member.quiet || member.answered {
-        return true;
-    }
+/// See `Grants::is_quiet_over`.
+fn is_quiet_over(rules: Rules, m: usize, member: &Host, fence: Fence) -> bool {
     let Some(served) = fence.served else { return false };
-    let is_later_life = fence.host == served.host && fence.life != served.life;
-    let is_own_earlier = usize::from(served.host) == m && served.life != member.life;
-    (is_later_life || is_own_earlier || !rules.has(Rule::R9OnlyDeadLives))
-        && fence.promised == served.epoch
+    let is_dead = (fence.host == served.host && fence.life != served.life)
+        || (usize::from(served.host) == m && served.life != member.life)
+        || !rules.has(Rule::R9OnlyDeadLives);
+    is_dead && member.promised == served.epoch
 }
 
 /// Searches every state; `rules` may lack [`Rule::R9OnlyDeadLives`] or [`Rule::R9ServedIsSettled`].
@@ -177,7 +179,7 @@ fn steps(s: &State, rules: Rules, out: &mut Vec<(String, State)>) {
     for h in 0..HOSTS {
         of_host(s, h, out);
         of_owner(s, rules, h, out);
-        of_member(s, rules, h, out);
+        of_member(s, h, out);
     }
 }
 
@@ -202,7 +204,7 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
     let host = &s.hosts[h];
     if let Some(fence) = host.late {
         for m in 0..HOSTS {
-            let Some(after) = s.fenced(m, fence) else { continue };
+            let Some((after, _)) = s.fenced(rules, m, fence) else { continue };
             out.push((format!("a late fence of host {h} reaches member {m}"), after));
         }
     }
@@ -229,8 +231,17 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
         Phase::Idle => {}
         Phase::Fencing(answers) => {
             for m in (0..HOSTS).filter(|m| s.directory.active >> m & 1 == 1) {
-                let Some(after) = s.fenced(m, s.fence_of(h)) else { continue };
-                out.push((format!("the fence of host {h} reaches member {m}"), after));
+                let Some((mut after, promises)) = s.fenced(rules, m, s.fence_of(h)) else {
+                    continue;
+                };
+                out.push((
+                    format!("the fence of host {h} reaches member {m}, and no answer comes back"),
+                    after,
+                ));
+                if promises {
+                    after.hosts[h].phase = Phase::Fencing(answers | 1 << m);
+                    out.push((format!("member {m} answers the fence of host {h}"), after));
+                }
             }
             let active = answers & s.directory.active;
             if active != 0 && s.owns(h) {
@@ -249,7 +260,7 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
             for m in 0..HOSTS {
                 let member = &s.hosts[m];
                 let (in_it, this) = (active >> m & 1 == 1, 1 << m);
-                if in_it && member.up && member.promised == host.epoch && member.waiting.is_none() {
+                if in_it && member.up && member.promised == host.epoch {
                     let binds = |(epoch, owner, _): (u8, u8, u8)| {
                         epoch > host.epoch || (epoch < host.epoch && usize::from(owner) != h)
                     };
@@ -280,7 +291,7 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
     }
 }
 
-fn of_member(s: &State, rules: Rules, m: usize, out: &mut Vec<(String, State)>) {
+fn of_member(s: &State, m: usize, out: &mut Vec<(String, State)>) {
     let member = &s.hosts[m];
     for h in 0..HOSTS {
         if s.leases[m][h] != 0 {
@@ -304,23 +315,6 @@ fn of_member(s: &State, rules: Rules, m: usize, out: &mut Vec<(String, State)>) 
         after.hosts[m].quiet = false;
         out.push((format!("member {m} has waited for one grace"), after));
     }
-    let Some(fence) = member.waiting else { return };
-    let binds = |(epoch, owner, life): (u8, u8, u8)| {
-        // The same host's: an earlier owner of its own, or of a life that is over.
-        epoch < fence.epoch && !(owner == fence.host && life <= fence.life)
-    };
-    if member.grant.is_some_and(binds) || !is_quiet_over(s, rules, m, fence) {
-        return;
-    }
-    let mut after = *s;
-    (after.hosts[m].waiting, after.hosts[m].answered) = (None, true);
-    let owner = &mut after.hosts[usize::from(fence.host)];
-    if let Phase::Fencing(answers) = owner.phase
-        && (owner.epoch, owner.life) == (fence.epoch, fence.life)
-    {
-        owner.phase = Phase::Fencing(answers | 1 << m);
-    }
-    out.push((format!("member {m} answers the fence of epoch {}", fence.epoch), after));
 }
 
 fn wrong(s: &State) -> Option<(Wrong, String)> {
@@ -330,10 +324,8 @@ fn wrong(s: &State) -> Option<(Wrong, String)> {
             (0..HOSTS).filter(|m| active >> m & 1 == 1).all(|m| s.leases[m][h] == host.epoch);
         if leased && number < s.settled {
             let what = format!("host {h} reads in epoch {}, as owner {number}", host.epoch);
-            return Some((
-                Wrong::LeaseOutlivesFence,
-                format!("{what}: {} have settled", s.settled),
-            ));
+            let what = format!("{what}: {} have settled", s.settled);
+            return Some((Wrong::LeaseOutlivesFence, what));
         }
     }
     None
