@@ -555,7 +555,7 @@ mod tests {
     use crate::id::{Addr, ClusterId, HostId, Incarnation};
     use zerocopy::{FromBytes, IntoBytes};
 
-    const GOLDEN: &str = include_str!("../golden/frame.v2.hex");
+    const GOLDEN: &str = include_str!("../golden/frame.v3.hex");
 
     fn hex(bytes: &[u8]) -> String {
         let line = |l: &[u8]| l.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_2_never_change() {
+    fn the_bytes_of_version_3_never_change() {
         let hello = hello().encode();
         let made = [
             &request(false).0.encode()[..],
@@ -668,7 +668,10 @@ mod tests {
         let greet = FrameHead::new(0, FrameKind::Hello, 0, &body);
         let cases = [
             (forged(request, |h| h.magic[0] = b'X'), FrameError::Magic(*b"XTLf")),
-            (forged(request, |h| h.version = 3.into()), FrameError::Version(3)),
+            (
+                forged(request, |h| h.version = (VERSION_MAX + 1).into()),
+                FrameError::Version(VERSION_MAX + 1),
+            ),
             (forged(request, |h| h.version = 0.into()), FrameError::Version(0)),
             (forged(greet, |h| h.version = 2.into()), FrameError::Version(2)),
             (forged(request, |h| h.kind = 0), FrameError::Kind(0)),

@@ -258,7 +258,7 @@ mod tests {
         assert!(waits(restarted, served(5, 1, 11), None));
     }
 
-    /// Who fences asks again, after a lost answer or a failed takeover: the promise is its own then.
+    /// Who fences asks again, after a lost answer or a failed takeover, and the promise is its own.
     #[test]
     fn what_is_over_once_stays_over_for_this_life() {
         let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));

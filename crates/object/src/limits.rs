@@ -34,7 +34,7 @@ pub const AVOID: Nanos = Nanos::from_secs(10);
 pub const RESERVE_DEADLINE: Nanos = Nanos::from_ms(400);
 /// Small calls: attach, tags.
 pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
-/// A fence waits for a lease to end, and a little.
+/// How long a member that answers may put off the promise of a fence: a lease, and a little.
 pub const FENCE_DEADLINE: Nanos = Nanos::from_ms(4_500);
 /// How long a client's I/O is held while no owner or too few members can be reached.
 pub const HOLD: Nanos = Nanos::from_secs(30);

@@ -420,21 +420,9 @@ impl<W: World, S: Components> Members<W, S> {
         let promised = self.promised(object);
         self.0.void.borrow_mut().remove(&component);
         self.0.grants.borrow_mut().fence(object, &fencer, promised);
-        // Durable before the answer (R1), and before the wait: from here on the old owner can
-        // get no acknowledgement from this member.
+        // Durable before the answer (R1): from here on the old owner can get no acknowledgement
+        // from this member.
         store.fence(component, epoch).await?;
-        loop {
-            let clear_at = self.0.grants.borrow().clear_at(object, &fencer);
-            // R10.
-            assert!(clear_at <= self.0.world.now() + GRACE, "a fence waits for one grace at most");
-            if self.0.world.now() >= clear_at || mutant!("member.fence_waits_for_nobody") {
-                break;
-            }
-            sometimes!("member.fence_waits_for_a_lease");
-            // Ends by itself: renewals have stopped. Short steps, since a give-back may come.
-            let step = self.0.world.now() + crate::limits::RETRY_EVERY;
-            self.0.world.sleep_until(clear_at.min(step)).await;
-        }
         let status = store.status(component)?;
         // R1: another of the same name may have been made meanwhile.
         if status.promise.fenced < epoch {
@@ -442,6 +430,14 @@ impl<W: World, S: Components> Members<W, S> {
         }
         if status.promise.fenced > epoch {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
+        }
+        let now = self.0.world.now();
+        let clear_at = self.0.grants.borrow().clear_at(object, &fencer);
+        // R10.
+        assert!(clear_at <= now + GRACE, "a fence is held up for one grace at most");
+        if clear_at > now && !mutant!("member.fence_waits_for_nobody") {
+            sometimes!("member.fence_waits_for_a_lease");
+            return Ok(Reply::Held((clear_at - now).0));
         }
         let doubtful = status.doubtful || status.incomplete.is_some();
         Ok(Reply::Promise { promise: status.promise, doubtful })

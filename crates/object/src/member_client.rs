@@ -139,18 +139,22 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         )
     }
 
-    /// Refuse lower epochs; returns when no lease of an older owner can be running (R6, R9).
-    /// `served`: as in the record of this epoch.
+    /// Refuse lower epochs (R6). For how long a lease of an older owner may be running yet (R9):
+    /// not at all, or the member is to be asked again. `served`: as in the record of this epoch.
     pub async fn fence(
         &self,
         to: Endpoint,
         object: ObjectId,
         served: Option<ServedRecord>,
         until: Nanos,
-    ) -> Result<(), MemberError> {
+    ) -> Result<Option<Nanos>, MemberError> {
         let (component, epoch, incarnation) = (to.component, self.epoch, self.ctx.incarnation);
         let request = Request::Fence { object, component, epoch, incarnation, served };
-        let accept = |reply: Reply| matches!(reply, Reply::Promise { .. }).then_some(());
+        let accept = |reply: Reply| match reply {
+            Reply::Promise { .. } => Some(None),
+            Reply::Held(wait_ns) => Some(Some(Nanos(wait_ns))),
+            _ => None,
+        };
         self.call(to.place(), Lane::Control, request, until, accept).await
     }
 

@@ -51,7 +51,8 @@ messages! {
             objects: Vec<ObjectId>,
         } => "owner's host to member's host" on [Control] gets [Done]
             again "yes; older serials are ignored";
-        /// Refuse lower epochs; answer when no lease of an older owner can be running (R6, R9).
+        /// Refuse lower epochs. Promised when no lease of an older owner can be running (R6, R9);
+        /// until then `Held`, so that what waits takes nothing of the connection's window.
         3 Fence {
             /// Of which object.
             object: ObjectId,
@@ -61,9 +62,9 @@ messages! {
             epoch: Epoch,
             /// The life of its host.
             incarnation: Incarnation,
-            /// Who served the object last.
+            /// Who served the object last, as the record of that epoch says.
             served: Option<ServedRecord>,
-        } => "new owner to member" on [Control] gets [Promise] again "yes";
+        } => "new owner to member" on [Control] gets [Promise, Held] again "yes, until promised";
         /// Opens a session (R2). With `incomplete` it is brought up to date from that operation
         /// on: the component notes that it may lack any above the lowest that it was told, until
         /// `Complete`, and is doubtful if it had noted a lower one than this.
@@ -390,6 +391,9 @@ messages! {
         19 Admin(json: Vec<u8>);
         /// Turns under the volume's ceiling of I/Os per second.
         20 Turns(turns: Turns);
+        /// Lower epochs are refused from now on, durably, but a lease of an older owner may be
+        /// running for so long: ask again.
+        21 Held(wait_ns: u64);
     }
 }
 
@@ -638,6 +642,7 @@ mod tests {
             Reply::NotOwner,
             Reply::OwnerStopped,
             Reply::Admin(b"[]".to_vec()),
+            Reply::Held(1 << 31),
         ];
         for error in [
             StoreError::NoComponent(ComponentId(1)),

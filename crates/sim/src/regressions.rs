@@ -190,6 +190,18 @@ const SHARDED: &[(u64, &str)] = &[
     ),
 ];
 
+/// A run with all there was on 2026-11-28: volumes larger than a disk group.
+fn with_thin_volumes() -> Options {
+    Options { features: with_shards().features.and(Features::THIN), ..with_shards() }
+}
+
+/// The same, of it.
+const THIN: &[(u64, &str)] = &[(
+    1_795_837_650_294,
+    "fences that waited for a lease filled the window of a connection: the renewals of another \
+     volume's leases waited behind them, and its good copy was left out",
+)];
+
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {
     let first = SEEDS.iter().map(|&(seed, what)| (seed, what, as_then()));
@@ -198,9 +210,10 @@ pub fn all() -> Vec<(u64, &'static str, Options)> {
     let lately = LATELY.iter().map(|&(seed, what)| (seed, what, as_lately()));
     let today = TODAY.iter().map(|&(seed, what)| (seed, what, as_today()));
     let sharded = SHARDED.iter().map(|&(seed, what)| (seed, what, with_shards()));
+    let thin = THIN.iter().map(|&(seed, what)| (seed, what, with_thin_volumes()));
     let beyond = Options { beyond: true, ..as_lately() };
     let retry =
         "a retry that still asked counted as carried out: its ticket stayed, its bytes did not";
     let all = first.chain(later).chain(since).chain(lately).chain(today).chain(sharded);
-    all.chain([(1_795_485_690_215, retry, beyond)]).collect()
+    all.chain(thin).chain([(1_795_485_690_215, retry, beyond)]).collect()
 }

@@ -5,6 +5,7 @@ use atoll_format::id::{
 };
 use atoll_format::op::BlockRange;
 use atoll_object::HostComponents;
+use atoll_object::limits::GRACE;
 use atoll_object::member::Members;
 use atoll_object::message::{Reply, Request};
 use atoll_sim::disk::DiskProfile;
@@ -13,14 +14,17 @@ use atoll_sim::net::NetProfile;
 use atoll_sim::reference_store::ReferenceStore;
 use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
+use atoll_sim::world::SimWorld;
 use atoll_transport::Identity;
-use atoll_world::Nanos;
 use atoll_world::components::ComponentSpec;
+use atoll_world::{Nanos, World};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-#[test]
-fn what_was_asked_in_an_earlier_session_is_refused() {
+/// A disk group on a host, asked by `test`.
+fn with_members<F: Future<Output = ()> + 'static>(
+    test: impl FnOnce(Members<SimWorld, ReferenceStore>, SimWorld) -> F + 'static,
+) {
     let hardware = Hardware {
         hosts: 1,
         cores: 1,
@@ -30,8 +34,8 @@ fn what_was_asked_in_an_earlier_session_is_refused() {
         net: NetProfile::GBIT_25,
     };
     let machines = Machines::new(1, hardware, Trace::of(&[]));
-    let members = Rc::new(RefCell::new(None));
-    let (executor, booted) = (machines.executor().clone(), members.clone());
+    let booted = Rc::new(RefCell::new(None));
+    let (executor, here) = (machines.executor().clone(), booted.clone());
     machines.set_boot(move |_, _, world| {
         let store = ReferenceStore::new(&executor, GroupId(1), 1 << 30, Rng::named(1, "store"));
         let me = Identity {
@@ -42,16 +46,85 @@ fn what_was_asked_in_an_earlier_session_is_refused() {
             incarnation: Incarnation(1),
             name: "h0".into(),
         };
-        *booted.borrow_mut() = Some(Members::new(world, &me, vec![store], HostComponents::of(1)));
+        let members = Members::new(world.clone(), &me, vec![store], HostComponents::of(1));
+        *here.borrow_mut() = Some((members, world));
     });
     machines.start(0);
     let test = async move {
-        let members = members.borrow().clone().expect("booted");
+        let (members, world) = booted.borrow().clone().expect("booted");
+        test(members, world).await;
+    };
+    machines.executor().block_on(Nanos::from_secs(60), test).expect("comes to its end");
+    machines.shutdown();
+}
+
+async fn create(members: &Members<SimWorld, ReferenceStore>, component: ComponentId) {
+    let spec = ComponentSpec { object: ObjectId(1), leg: 0, blocks: 1024, epoch: Epoch(1) };
+    let made = Request::Create { group: GroupId(1), component, spec };
+    let made = members.handle(HostId(1), made).await;
+    assert!(matches!(made, Reply::Done), "{made:?}");
+}
+
+/// What waits inside a request takes a place in the window of its connection: as many fences as
+/// it has would keep the renewals of leases of every other object from being sent.
+#[test]
+fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
+    with_members(|members, world| async move {
+        let (old, new) = (HostId(1), HostId(2));
+        let (object, component) = (ObjectId(1), ComponentId(7));
+        create(&members, component).await;
+        // What an earlier life of this host had granted has run out.
+        world.sleep(GRACE).await;
+        let renew = Request::Renew {
+            incarnation: Incarnation(1),
+            serial: 1,
+            objects: vec![(object, Epoch(1))],
+        };
+        let granted = members.handle(old, renew).await;
+        assert!(
+            matches!(&granted, Reply::Granted { excluded, .. } if excluded.is_empty()),
+            "{granted:?}"
+        );
+        let fence = || Request::Fence {
+            object,
+            component,
+            epoch: Epoch(2),
+            incarnation: Incarnation(1),
+            served: None,
+        };
+        let asked = world.now();
+        let Reply::Held(wait_ns) = members.handle(new, fence()).await else {
+            panic!("a lease is running");
+        };
+        let took = world.now() - asked;
+        assert!(took < Nanos::from_ms(100), "the fence was answered after {took}");
+        assert!(asked + GRACE <= world.now() + Nanos(wait_ns), "{wait_ns} ns of {GRACE}");
+        let promised = members.fenced(component);
+        assert_eq!(promised, Some(Epoch(2)), "the old owner can get no acknowledgement any more");
+        let renew = Request::Renew {
+            incarnation: Incarnation(1),
+            serial: 2,
+            objects: vec![(object, Epoch(1))],
+        };
+        let granted = members.handle(old, renew).await;
+        assert!(
+            matches!(&granted, Reply::Granted { excluded, .. } if excluded == &[object]),
+            "{granted:?}"
+        );
+        world.sleep(Nanos(wait_ns / 2)).await;
+        assert!(matches!(members.handle(new, fence()).await, Reply::Held(_)), "it is running yet");
+        world.sleep(Nanos(wait_ns / 2)).await;
+        let promise = members.handle(new, fence()).await;
+        assert!(matches!(promise, Reply::Promise { .. }), "{promise:?}");
+    });
+}
+
+#[test]
+fn what_was_asked_in_an_earlier_session_is_refused() {
+    with_members(|members, _| async move {
         let ask = |request| members.handle(HostId(1), request);
         let (component, epoch) = (ComponentId(7), Epoch(1));
-        let spec = ComponentSpec { object: ObjectId(1), leg: 0, blocks: 1024, epoch };
-        let made = ask(Request::Create { group: GroupId(1), component, spec }).await;
-        assert!(matches!(made, Reply::Done), "{made:?}");
+        create(&members, component).await;
         for attach in 1..3 {
             let session = Session { epoch, attach };
             ask(Request::Attach { component, session, incomplete: None }).await;
@@ -70,7 +143,5 @@ fn what_was_asked_in_an_earlier_session_is_refused() {
                 assert_eq!(!matches!(reply, Reply::Failed(_)), is_open, "{said}: {reply:?}");
             }
         }
-    };
-    machines.executor().block_on(Nanos::from_secs(60), test).expect("comes to its end");
-    machines.shutdown();
+    });
 }

@@ -115,6 +115,9 @@ pub const SLOWED_QUIET: Nanos = Nanos::from_secs(60);
 pub const IDLE_DESTAGE: Nanos = Nanos::from_secs(2);
 /// Without writes for so long, a checkpoint is taken.
 pub const IDLE_CHECKPOINT: Nanos = Nanos::from_secs(60);
+/// So long after the scrub found a page damaged that memory has, a checkpoint writes it anew, with
+/// those that it has found since.
+pub const REWRITE_AFTER: Nanos = Nanos::from_secs(5);
 
 /// Processor time of one batch and of one operation or block, for the simulator's model of it:
 /// measured order of magnitude, CRC-32C of 4 KiB included.

@@ -1,10 +1,12 @@
-//! Background scrub: reads and verifies every block that has bytes, in the log and at home.
+//! Background scrub: reads and verifies every block that has bytes, in the log and at home, and
+//! every page, also those that memory has.
 //!
 //! What does not match is marked, counted and reported; what was marked before, or lies under tags
 //! that cannot be read, is counted too. Repair comes from another member. The rate is bounded; a
 //! new pass replaces the one that runs, and rate 0 stops it.
 
 use crate::group::Group;
+use crate::metadata::page_loader::verify_cached;
 use crate::read::{self, Reader};
 use atoll_format::chunk::NONE;
 use atoll_format::id::ComponentId;
@@ -99,6 +101,7 @@ async fn pass<W: World>(
         let mut next = 0;
         while let Some(chunk) = next_chunk(group, id, next) {
             next = chunk + 1;
+            verify_cached(group, id, chunk).await;
             let tags = read::tags(group, id, chunk).await;
             if stop() {
                 return false;

@@ -913,6 +913,40 @@ fn scrub_finds_every_bad_block_at_home_and_in_the_log() {
 }
 
 #[test]
+fn scrub_looks_at_pages_that_memory_has_and_writes_them_anew() {
+    let m = Machine::new(1, &lived_in(1));
+    let store = m.store();
+    let blocks = |m: &Machine, store: &Store<_>| -> Vec<_> {
+        let chunk = |at| m.world.run(versions(store, 1, at, 20)).expect("runs");
+        [0, 256, 512, 768].map(chunk).into()
+    };
+    let good: Vec<_> = [0, 256, 512, 768].map(|at| Ok(expected()[at..at + 20].to_vec())).into();
+    assert_eq!(blocks(&m, &store), good, "its pages are in memory now");
+    m.world.pass(Nanos::from_secs(1));
+    let image = m.disks[0].image();
+    let (from, len) = region(&image, RegionKind::Pages);
+    let pages: Vec<u64> = image.used().map(|b| b * 4096).collect();
+    let pages: Vec<u64> = pages.into_iter().filter(|at| (from..from + len).contains(at)).collect();
+    assert!(pages.len() >= 4, "{pages:?}");
+    for at in pages {
+        m.disks[0].flip(at + 100, 1);
+    }
+    let rotten = m.disks[0].image();
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(8));
+    assert_eq!(store.scrub_progress().blocks_bad, 0, "memory has them");
+    assert!(store.counters().checksum_errors >= 4, "{:?}", store.counters());
+    store.audit().expect("adds up");
+    let after_a_crash = |image: Image| {
+        let m = Machine::new(2, &[image]);
+        blocks(&m, &m.store())
+    };
+    let lost = after_a_crash(rotten);
+    assert!(lost.iter().all(|chunk| matches!(chunk, Err(StoreError::Bad(_)))), "{lost:?}");
+    assert_eq!(after_a_crash(m.disks[0].image()), good);
+}
+
+#[test]
 fn what_was_read_ahead_hides_no_damage_from_the_scrub_and_a_failed_read_ahead_is_no_error() {
     let m = Machine::new(1, &formatted(1));
     let store = m.store();

@@ -540,7 +540,7 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
         let (head, packet) = answer(&conn).await.unwrap();
         let welcome = Hello::decode(&packet.body).unwrap();
         assert_eq!(head.kind, FrameKind::Welcome);
-        assert_eq!((welcome.version_min, welcome.version_max), (2, 2));
+        assert_eq!((welcome.version_min, welcome.version_max), (3, 3));
         assert_eq!(
             (welcome.from, welcome.to, welcome.lane),
             (B.into(), A.into(), Lane::Data as u8)
@@ -548,13 +548,13 @@ fn a_handshake_agrees_on_the_newest_common_version_or_names_both_sides() {
         type Case = (fn(&mut Hello), &'static [&'static str]);
         let refusals: [Case; 5] = [
             (
-                |h| (h.version_min, h.version_max) = (3, 4),
-                &["'beta' speaks wire versions 2 to 2", "'alpha' 3 to 4"],
+                |h| (h.version_min, h.version_max) = (4, 5),
+                &["'beta' speaks wire versions 3 to 3", "'alpha' 4 to 5"],
             ),
             // The releases before the wire changed for the last time.
             (
                 |h| (h.version_min, h.version_max) = (1, 1),
-                &["'beta' speaks wire versions 2 to 2", "'alpha' 1 to 1"],
+                &["'beta' speaks wire versions 3 to 3", "'alpha' 1 to 1"],
             ),
             (|h| h.cluster = ClusterId(7), &["'alpha' of cluster 0000000000000007", "'beta'"]),
             (|h| h.to = HostId(7).into(), &["looking for 0000000000000007", "'beta'"]),

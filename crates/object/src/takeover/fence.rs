@@ -71,10 +71,18 @@ async fn fence_one<W: World, P: Protocol>(
     // A host that cannot be reached gets a moment to come up, not the whole wait of a lease. But
     // one that has just started itself may not know yet where the others are: without patience it
     // would drop every copy but its own.
-    let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
+    let mut reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
+    let promised_until = reach_until + FENCE_DEADLINE;
     while !mutant!("takeover.does_not_fence") {
-        match members.fence(to, record.id, record.served, world.now() + FENCE_DEADLINE).await {
-            Ok(()) => break,
+        match members.fence(to, record.id, record.served, world.now() + CALL_DEADLINE).await {
+            Ok(None) => break,
+            // Leases end by themselves: their renewals have stopped. Short steps, since one may be
+            // given back.
+            Ok(Some(wait)) if world.now() < promised_until => {
+                reach_until = reach_until.max(world.now() + MEND);
+                world.sleep(wait.min(RETRY_EVERY)).await;
+            }
+            Ok(Some(_)) => return Err(Refusal::Unreachable),
             Err(MemberError::Superseded(_)) => return Err(Refusal::Newer),
             Err(MemberError::Store(StoreError::NoComponent(_) | StoreError::Failed(_))) => {
                 return Err(Refusal::Lost);

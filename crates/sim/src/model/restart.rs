@@ -5,9 +5,9 @@
 //! settled was of a life that is over: of this host, or of the host that fences.
 //!
 //! Two hosts own the object in turns and hold a copy each; they crash, restart and are dropped. A
-//! member that puts a fence off is asked again, as is one whose answer was lost. A lease is running,
-//! or it is not: a member's own view of it, and its silence after a restart, may last longer, and
-//! never end before it.
+//! member that puts a fence off is asked again, as is one whose answer was lost. A lease is
+//! running, or it is not: a member's own view of it, and its silence after a restart, may last
+//! longer, and never end before it.
 //!
 //! Not modelled: a directory that was put back. What a copy has promised to a later owner than the
 //! record knows of makes its host wait, as it would without this; here that is never decisive.

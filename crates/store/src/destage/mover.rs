@@ -25,7 +25,9 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
     loop {
         let wake = group.mover_work.notified();
         let begun = group.world.now();
-        match next(&group, rest_until) {
+        let rotten_since = group.state.borrow().pages_rotten_since;
+        let rewrite_at = rotten_since.map(|since| since + limits::REWRITE_AFTER);
+        match sooner(next(&group, rest_until), rewrite_at, begun) {
             MoverStep::End => break,
             MoverStep::Wait(None) => {
                 group.state.borrow_mut().pace.mover_sleeps();
@@ -37,7 +39,11 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 let _ = group.world.timeout_at(until, wake).await;
             }
             MoverStep::Checkpoint => {
-                group.state.borrow_mut().capacity.begin_round();
+                {
+                    let mut state = group.state.borrow_mut();
+                    state.capacity.begin_round();
+                    state.pages_rotten_since = None;
+                }
                 let done = checkpoint::take(&group).await;
                 group.state.borrow_mut().capacity.end_round();
                 if done.is_err() {
@@ -62,6 +68,17 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
     }
     group.mover_ended.set(true);
     group.ended.notify_all();
+}
+
+/// What comes next, where a checkpoint is due at that time.
+fn sooner(step: MoverStep, checkpoint_at: Option<Nanos>, now: Nanos) -> MoverStep {
+    match (step, checkpoint_at) {
+        (MoverStep::Wait(_) | MoverStep::Round, Some(at)) if at <= now => MoverStep::Checkpoint,
+        (MoverStep::Wait(until), Some(at)) => {
+            MoverStep::Wait(Some(until.map_or(at, |until| until.min(at))))
+        }
+        (step, _) => step,
+    }
 }
 
 fn next<W: World>(group: &Group<W>, rest_until: Nanos) -> MoverStep {

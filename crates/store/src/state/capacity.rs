@@ -12,7 +12,7 @@
 
 use super::bitmap::Bitmap;
 use crate::limits;
-use atoll_format::units::CHUNK;
+use atoll_format::units::{BLOCKS_PER_CHUNK, CHUNK};
 use atoll_world::components::GroupSpace;
 use atoll_world::sometimes;
 
@@ -399,6 +399,14 @@ impl CapacityMap {
 
     pub(crate) fn dirty_chunks(&self, device: usize) -> u32 {
         self.devices[device].dirty_chunks
+    }
+
+    /// Whether another chunk may become dirty beside those of a round that may be under way.
+    pub(crate) fn takes_dirty_chunk(&self, device: usize) -> bool {
+        let (map, round) = (&self.devices[device], self.round_chunks());
+        let chunks = map.dirty_chunks as usize + 1 + round;
+        self.dirty_blocks + u64::from(BLOCKS_PER_CHUNK) <= self.dirty_blocks_max * 3 / 4
+            && chunks <= map.dirty_pages_max as usize
     }
 
     /// Whether a checkpoint is due, so that another round finds memory and pages for its blocks.

@@ -4,7 +4,7 @@
 use super::State;
 use super::chunk::{Overlay, Pending};
 use super::component::Component;
-use atoll_format::chunk::{BlockEntry, ChunkEntry, NONE, PageHead, check_page};
+use atoll_format::chunk::{BlockEntry, ChunkEntry, NONE, PageHead, check_page, page_entry};
 use atoll_format::id::Seq;
 use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK, BLOCKS_PER_CHUNK};
@@ -80,6 +80,27 @@ impl State {
         entry.max_seq = entry.max_seq.max(home.newest);
         self.set_entry(local, chunk, entry);
         GivenUp { slot, page }
+    }
+
+    /// The device has lost the page of a chunk, these bytes of which memory has: the next
+    /// checkpoint writes them into a new one. False: not now, too much is dirty, or it is of no use
+    /// any more.
+    pub(crate) fn make_dirty(&mut self, local: u32, chunk: u32, page: &[u8]) -> bool {
+        let Some(c) = self.components.get_mut(local).filter(|c| !c.is_lost()) else { return false };
+        let device = usize::from(c.device);
+        if c.table.get(chunk).page == NONE || !self.capacity.takes_dirty_chunk(device) {
+            return false;
+        }
+        let hot = c.hot.entry(chunk).or_default();
+        if hot.whole.is_some() {
+            return false;
+        }
+        let dirty = hot.overlay.len();
+        let entry = |block| hot.overlay_at(block).unwrap_or(page_entry(page, block.into()));
+        let all: Vec<_> = (0..=u8::MAX).map(|block| Overlay::new(block, entry(block))).collect();
+        hot.put_overlay(&all);
+        self.capacity.dirty_changed(device, dirty, all.len());
+        true
     }
 
     /// A page holds what was dirty of a chunk, and its entry names that page.

@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub counters: StoreCounters,
     pub events: VecDeque<StoreEvent>,
     pub scrub: ScrubProgress,
+    /// Since when a page is to be written anew that its device has lost.
+    pub pages_rotten_since: Option<Nanos>,
     /// The maps of slots and pages are not built yet.
     pub recovering: bool,
 }
@@ -76,6 +78,7 @@ impl State {
             counters: StoreCounters::default(),
             events: VecDeque::new(),
             scrub: ScrubProgress { idle: true, ..ScrubProgress::default() },
+            pages_rotten_since: None,
             recovering: true,
             geometry,
         }
