@@ -510,6 +510,7 @@ impl Hosts {
             owner: None,
             seq_base: Seq(1000),
             legs: vec![LegRecord { members: copies.iter().map(member).collect() }],
+            served: None,
             nonce: 0,
         };
         for &(host, _) in copies {
