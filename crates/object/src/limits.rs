@@ -34,8 +34,6 @@ pub const AVOID: Nanos = Nanos::from_secs(10);
 pub const RESERVE_DEADLINE: Nanos = Nanos::from_ms(400);
 /// Small calls: attach, tags.
 pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
-/// How long a member that answers may put off the promise of a fence: a lease, and a little.
-pub const FENCE_DEADLINE: Nanos = Nanos::from_ms(4_500);
 /// How long a client's I/O is held while no owner or too few members can be reached.
 pub const HOLD: Nanos = Nanos::from_secs(30);
 /// How long one attempt of a client at a remote owner may take before the owner is asked again.
@@ -86,7 +84,6 @@ pub const TICKETS_PER_REPLY: usize = 16 << 10;
 
 const _: () = assert!(LEASE.0 * 105 / 100 < GRACE.0, "grace covers the lease and 5 % of drift");
 const _: () = assert!(RENEW_EVERY.0 * 4 < LEASE.0, "a lease survives three lost renewals");
-const _: () = assert!(GRACE.0 + 1_000_000_000 < FENCE_DEADLINE.0, "a fence outlasts any grant");
 const _: () = assert!((OPS_MAX as u64) < atoll_format::units::OPS_IN_FLIGHT_MAX);
 const _: () = assert!(WATCH_EVERY.0 < LATE.0, "a late member is seen about when it is late");
 const _: () = assert!(MEND.0 <= LATE.0, "a broken connection is given up before it is late");

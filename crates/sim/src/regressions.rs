@@ -196,11 +196,17 @@ fn with_thin_volumes() -> Options {
 }
 
 /// The same, of it.
-const THIN: &[(u64, &str)] = &[(
-    1_795_837_650_294,
-    "fences that waited for a lease filled the window of a connection: the renewals of another \
-     volume's leases waited behind them, and its good copy was left out",
-)];
+const THIN: &[(u64, &str)] = &[
+    (
+        1_795_837_650_294,
+        "fences that waited for a lease filled the window of a connection: the renewals of another \
+         volume's leases waited behind them, and its good copy was left out",
+    ),
+    (
+        1_795_842_982_824,
+        "a volume was shrunk at the pace of its ceiling of I/Os per second: 900 MiB took 18 s",
+    ),
+];
 
 /// All of them: each seed, what was wrong, and how it was run.
 pub fn all() -> Vec<(u64, &'static str, Options)> {

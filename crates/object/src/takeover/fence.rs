@@ -4,7 +4,7 @@
 use super::error::{TakeoverError, inaccessible};
 use super::settle::{FenceAnswer, FenceAnswers, NotEnough, are_enough};
 use crate::ctx::{Ctx, Protocol};
-use crate::limits::{CALL_DEADLINE, FENCE_DEADLINE, MEND, RETRY_EVERY, START_PATIENCE};
+use crate::limits::{CALL_DEADLINE, GRACE, MEND, RETRY_EVERY, START_PATIENCE};
 use crate::member_client::{Attached, Endpoint, MemberClient, MemberError};
 use atoll_format::id::{ComponentId, Seq, Session};
 use atoll_format::record::{MemberRecord, MemberState, ObjectRecord};
@@ -71,18 +71,23 @@ async fn fence_one<W: World, P: Protocol>(
     // A host that cannot be reached gets a moment to come up, not the whole wait of a lease. But
     // one that has just started itself may not know yet where the others are: without patience it
     // would drop every copy but its own.
-    let mut reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
-    let promised_until = reach_until + FENCE_DEADLINE;
+    let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
+    let mut held_until = None;
     while !mutant!("takeover.does_not_fence") {
         match members.fence(to, record.id, record.served, world.now() + CALL_DEADLINE).await {
             Ok(None) => break,
             // Leases end by themselves: their renewals have stopped. Short steps, since one may be
-            // given back.
-            Ok(Some(wait)) if world.now() < promised_until => {
-                reach_until = reach_until.max(world.now() + MEND);
+            // given back. One that is held up for longer than it said at first has restarted: in a
+            // crash loop it would never promise anything.
+            Ok(Some(wait)) => {
+                let (now, wait) = (world.now(), wait.min(GRACE));
+                let until = *held_until.get_or_insert(now + wait + wait / 8 + RETRY_EVERY);
+                if now > until.max(reach_until) {
+                    sometimes!("takeover.member_is_held_up_again");
+                    return Err(Refusal::Unreachable);
+                }
                 world.sleep(wait.min(RETRY_EVERY)).await;
             }
-            Ok(Some(_)) => return Err(Refusal::Unreachable),
             Err(MemberError::Superseded(_)) => return Err(Refusal::Newer),
             Err(MemberError::Store(StoreError::NoComponent(_) | StoreError::Failed(_))) => {
                 return Err(Refusal::Lost);
