@@ -59,6 +59,8 @@ impl<W: World, S: Service> TransportState<W, S> {
             self.close_all(peer, "another life of this host has connected");
             let left = Lane::ALL.into_iter().any(|lane| peer.is_linked(lane));
             assert!(!left, "a connection of {} outlives {last:?}", peer.addr);
+            // It is up: nothing waits for the pause that the attempts to reach the last one took.
+            peer.kick.notify_all();
         }
         self.changed.notify_all();
     }
