@@ -33,8 +33,9 @@ need_packages() {
     rm -f "$log"
 }
 
-# need_rust: a cargo that is new enough (Cargo.toml says which).
+# need_rust: a cargo that is new enough (Cargo.toml says which), and the compiler of etcd's messages.
 need_rust() {
+    need_packages libprotobuf-dev protobuf-compiler
     if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then
         PATH=$HOME/.cargo/bin:$PATH
     fi

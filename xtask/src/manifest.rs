@@ -12,6 +12,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("node", &["format", "world", "store", "transport", "object"]),
     ("front", &["world"]),
     ("real", &["format", "world", "directory"]),
+    ("etcd", &["world", "directory"]),
     ("sim", &["format", "world", "directory", "store", "transport", "object", "node", "front"]),
     ("api", &["format"]),
     (
@@ -26,6 +27,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "node",
             "front",
             "real",
+            "etcd",
             "sim",
             "api",
         ],

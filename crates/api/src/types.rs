@@ -42,6 +42,9 @@ pub struct Status {
     pub cluster: Cluster,
     /// How it is.
     pub health: Health,
+    /// Where the cluster's state is kept; absent from an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<Directory>,
     /// Space of the hosts that answer; absent if none has told.
     #[serde(default)]
     pub space: Option<Space>,
@@ -75,6 +78,36 @@ pub struct Status {
     pub resync_seconds_left: Option<u64>,
     /// Checksums that did not match, since the start of the processes of the hosts that answer.
     pub checksum_errors: u64,
+}
+
+/// Where the cluster's state is kept, as the host sees it that answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Directory {
+    /// `embedded` (this machine's own) or `etcd`.
+    pub kind: String,
+    /// Whether a member of etcd knows who leads; no: its quorum is lost, and changes wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub has_leader: Option<bool>,
+    /// The members of etcd, in the order of the configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<DirectoryMember>,
+}
+
+/// A member of etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DirectoryMember {
+    /// Where it is.
+    pub endpoint: String,
+    /// Whether the host that answers asks this one.
+    pub used: bool,
+    /// Whether it leads.
+    pub leads: bool,
+    /// Its release; empty if it does not answer.
+    pub version: String,
+    /// The size of its database, in bytes.
+    pub db_bytes: u64,
+    /// Why it cannot be used, or what it complains of; empty: nothing.
+    pub trouble: String,
 }
 
 /// The cluster.

@@ -9,10 +9,12 @@
 
 use atoll_api::name::show;
 use atoll_api::{Code, Problem};
+use atoll_etcd::{EtcdConfig, TlsFiles};
 use atoll_format::units::{CHUNK, parse_size};
 use atoll_world::Nanos;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -104,6 +106,8 @@ pub enum Kind {
     Addresses,
     /// Any number of host names, with or without a port.
     Names,
+    /// Any number of `host:port`, where the host is a name or an address.
+    Endpoints,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// `true` or `false`.
@@ -164,13 +168,33 @@ pub const KEYS: &[Key] = &[
         "false",
         "Let api, peer and nbd.tcp listen beyond loopback, though nothing is encrypted yet",
     ),
-    key("directory.kind", Kind::OneOf(&["embedded"]), "embedded", "Where cluster state is kept"),
+    key(
+        "directory.kind",
+        Kind::OneOf(&["embedded", "etcd"]),
+        "embedded",
+        "Where cluster state is kept: in this machine's own directory, or in etcd",
+    ),
     key(
         "directory.socket",
         Kind::Socket,
         "/run/atoll/directory.sock",
         "Unix socket of the embedded directory",
     ),
+    key("directory.endpoints", Kind::Endpoints, "", "The members of etcd"),
+    key(
+        "directory.prefix",
+        Kind::Text,
+        "/atoll",
+        "What all keys of this cluster in etcd begin with",
+    ),
+    key("directory.ca", Kind::Path, "", "Who signed the certificates of etcd (PEM); empty: no TLS"),
+    key(
+        "directory.certificate",
+        Kind::Path,
+        "",
+        "This host's certificate for etcd (PEM); empty: none",
+    ),
+    key("directory.key", Kind::Path, "", "The key of this host's certificate for etcd (PEM)"),
     key(
         "io.backend",
         Kind::OneOf(&["auto", "uring", "threads"]),
@@ -220,6 +244,24 @@ pub const GROUP_KEYS: &[(&str, &str)] = &[
     ("log", "Size of the write log, a multiple of 1 MiB; default: chosen by the disk's size"),
 ];
 
+/// Where cluster state is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryConfig {
+    /// The embedded directory, by its Unix socket.
+    Embedded(PathBuf),
+    /// etcd.
+    Etcd(EtcdConfig),
+}
+
+impl fmt::Display for DirectoryConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded(socket) => write!(f, "{}", socket.display()),
+            Self::Etcd(etcd) => write!(f, "etcd ({})", etcd.endpoints.join(", ")),
+        }
+    }
+}
+
 /// The configuration of one host, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -241,8 +283,8 @@ pub struct Config {
     pub api_socket: Option<PathBuf>,
     /// `network.peer`; never empty.
     pub peers: Vec<SocketAddr>,
-    /// `directory.socket`.
-    pub directory_socket: PathBuf,
+    /// `directory`.
+    pub directory: DirectoryConfig,
     /// `io.backend`.
     pub backend: Backend,
     /// `io.busy_poll_us`.
@@ -301,6 +343,16 @@ const CHECKED: &str = "checked when it was read";
 
 type Values = BTreeMap<&'static str, (Value, String)>;
 
+impl Default for Config {
+    /// What a host has without any configuration, called `host`.
+    fn default() -> Self {
+        let mut reader = Reader::default();
+        let name = (Value::Text("host".into()), "default".into());
+        reader.values.insert("host.name", name);
+        reader.finish(Path::new("default")).expect("defaults are tested")
+    }
+}
+
 impl Config {
     /// Threads that serve disk groups and volumes on a machine with so many cores: 1 to 64.
     pub fn shards(&self, cores: usize) -> u8 {
@@ -334,7 +386,7 @@ impl Config {
 }
 
 /// `conf.d/*.toml`, sorted; nothing if there is no such directory.
-fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
+pub fn drop_in_files(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -523,9 +575,7 @@ impl Reader {
                 self.place("network.api_socket")
             )));
         }
-        let directory_socket = self.socket("directory.socket").ok_or_else(|| {
-            bad(format!("{}: directory.socket must not be empty", self.place("directory.socket")))
-        })?;
+        let directory = self.directory(open)?;
         self.check_disks()?;
         Ok(Config {
             data_dir: self.text("host.data_dir").into(),
@@ -535,7 +585,7 @@ impl Reader {
             api_writable: self.flag("network.api_writable"),
             api_socket,
             peers,
-            directory_socket,
+            directory,
             backend: match self.text("io.backend") {
                 "uring" => Backend::Uring,
                 "threads" => Backend::Threads,
@@ -579,6 +629,83 @@ impl Reader {
 
     fn socket(&self, path: &str) -> Option<PathBuf> {
         Some(self.text(path)).filter(|text| !text.is_empty()).map(PathBuf::from)
+    }
+
+    fn directory(&self, open: bool) -> Result<DirectoryConfig, Problem> {
+        let endpoints = self.list("directory.endpoints").to_vec();
+        if self.text("directory.kind") == "embedded" {
+            if !endpoints.is_empty() {
+                return Err(bad(format!(
+                    "{}: directory.endpoints without effect: directory.kind is \"embedded\"",
+                    self.place("directory.endpoints")
+                ))
+                .hint("directory.kind = \"etcd\" uses them"));
+            }
+            let socket = self.socket("directory.socket").ok_or_else(|| {
+                bad(format!(
+                    "{}: directory.socket must not be empty",
+                    self.place("directory.socket")
+                ))
+            })?;
+            return Ok(DirectoryConfig::Embedded(socket));
+        }
+        if endpoints.is_empty() {
+            return Err(bad(format!(
+                "{}: directory.kind is \"etcd\", and directory.endpoints names no member",
+                self.place("directory.kind")
+            ))
+            .hint("directory.endpoints = [\"10.0.0.1:2379\", \"10.0.0.2:2379\"]"));
+        }
+        let place = self.place("directory.prefix");
+        let prefix = self.text("directory.prefix");
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+        if !prefix.starts_with('/') || prefix.ends_with('/') || !prefix.chars().all(plain) {
+            return Err(bad(format!(
+                "{place}: directory.prefix: {} is not a prefix",
+                show(prefix)
+            ))
+            .hint("accepted: one that begins with '/' and does not end with it, \"/atoll\""));
+        }
+        let tls = self.directory_tls()?;
+        let place = self.place("directory.endpoints");
+        for (i, endpoint) in endpoints.iter().enumerate() {
+            if endpoints[..i].contains(endpoint) {
+                return Err(bad(format!("{place}: directory.endpoints names {endpoint} twice")));
+            }
+            if tls.is_none() && !open && !is_loopback(endpoint) {
+                return Err(bad(format!(
+                    "{place}: directory.endpoints: {endpoint} is on another machine, and without \
+                     directory.ca what is said to it is neither encrypted nor authenticated"
+                ))
+                .hint("set directory.ca, or network.allow_unprotected = true"));
+            }
+        }
+        Ok(DirectoryConfig::Etcd(EtcdConfig { endpoints, prefix: prefix.to_owned(), tls }))
+    }
+
+    fn directory_tls(&self) -> Result<Option<TlsFiles>, Problem> {
+        let file = |name| Some(self.text(name)).filter(|text| !text.is_empty()).map(PathBuf::from);
+        let [ca, certificate, key] =
+            ["directory.ca", "directory.certificate", "directory.key"].map(file);
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(bad(format!(
+                    "{}: directory.certificate and directory.key are set together or not at all",
+                    self.place("directory.certificate")
+                )));
+            }
+        };
+        match ca {
+            None if identity.is_some() => Err(bad(format!(
+                "{}: directory.certificate is set, and directory.ca is not: without it etcd is \
+                 spoken to without TLS",
+                self.place("directory.certificate")
+            ))),
+            None => Ok(None),
+            Some(ca) => Ok(Some(TlsFiles { ca, identity })),
+        }
     }
 
     fn address(&self, path: &str, open: bool) -> Result<Option<SocketAddr>, Problem> {
@@ -716,7 +843,7 @@ fn check_group(group: &GroupConfig, place: &str) -> Result<(), Problem> {
 fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
     match (key.kind, value) {
         (Kind::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
-        (Kind::Addresses | Kind::Names, DeValue::Array(list)) => {
+        (Kind::Addresses | Kind::Names | Kind::Endpoints, DeValue::Array(list)) => {
             let mut texts = Vec::new();
             for entry in list.iter() {
                 let text = entry.get_ref().as_str();
@@ -728,7 +855,9 @@ fn parse(key: &Key, value: &DeValue<'_>) -> Result<Value, String> {
         }
         (Kind::Flag, other) => Err(format!("{} is not true or false", describe(other))),
         (Kind::Number(..), DeValue::Integer(number)) => parse_text(key, number.as_str()),
-        (Kind::Addresses | Kind::Names, other) => Err(format!("{} is not a list", describe(other))),
+        (Kind::Addresses | Kind::Names | Kind::Endpoints, other) => {
+            Err(format!("{} is not a list", describe(other)))
+        }
         (_, DeValue::String(text)) => parse_text(key, text),
         (_, other) => Err(format!("{} is not text", describe(other))),
     }
@@ -740,7 +869,7 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
     }
     if text.is_empty() && key.default.is_empty() {
         return Ok(match key.kind {
-            Kind::Names => Value::List(Vec::new()),
+            Kind::Names | Kind::Endpoints => Value::List(Vec::new()),
             _ => Value::Text(String::new()),
         });
     }
@@ -768,6 +897,11 @@ fn parse_text(key: &Key, text: &str) -> Result<Value, String> {
         Kind::Names => {
             let list: Vec<String> = text.split(',').map(|part| part.trim().to_owned()).collect();
             list.iter().try_for_each(|part| check_host_name(part))?;
+            Ok(Value::List(list))
+        }
+        Kind::Endpoints => {
+            let list: Vec<String> = text.split(',').map(|part| part.trim().to_owned()).collect();
+            list.iter().try_for_each(|part| check_endpoint(part))?;
             Ok(Value::List(list))
         }
         Kind::OneOf(words) if words.contains(&text) => Ok(Value::Text(text.into())),
@@ -803,6 +937,26 @@ fn check_host_name(text: &str) -> Result<(), String> {
     Err(format!("{} is not a name of a host", show(text)))
 }
 
+/// `host:port`; an IPv6 address in brackets.
+fn check_endpoint(text: &str) -> Result<(), String> {
+    if check_address(text).is_ok() || (text.contains(':') && check_host_name(text).is_ok()) {
+        return Ok(());
+    }
+    let why = match text.split_once("://") {
+        Some((_, rest)) => format!("; without the scheme: {}", show(rest)),
+        None if text.parse::<Ipv6Addr>().is_ok() => format!("; did you mean \"[{text}]:2379\"?"),
+        None => String::new(),
+    };
+    Err(format!("{} is not a host with a port{why}", show(text)))
+}
+
+/// Whether an endpoint is on this machine for sure.
+fn is_loopback(endpoint: &str) -> bool {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 fn check_path(text: &str) -> Result<(), String> {
     if !text.starts_with('/') {
         return Err(format!("{} is not an absolute path", show(text)));
@@ -829,6 +983,10 @@ pub fn accepts(kind: Kind) -> String {
         Kind::Address => "an address and port, \"127.0.0.1:8460\"".into(),
         Kind::Addresses => "a list of addresses with ports, [\"127.0.0.1:8461\"]".into(),
         Kind::Names => "a list of names, [\"storage.lan\", \"gate:9000\"]".into(),
+        Kind::Endpoints => {
+            "a list of hosts with ports, [\"10.0.0.1:2379\", \"[fd00::2]:2379\", \"c.lan:2379\"]"
+                .into()
+        }
         Kind::OneOf(words) => {
             let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
             quoted.join(", ")
@@ -947,8 +1105,51 @@ mod tests {
             .map_err(|e| e.to_string().replace(&format!("{}/", dir.path().display()), ""))
     }
 
+    #[test]
+    fn etcd_is_named_by_its_members_a_prefix_and_files() {
+        let loopback = "[directory]\nkind = \"etcd\"\nendpoints = [\"127.0.0.1:1\", \"[::1]:2\"]\n";
+        let DirectoryConfig::Etcd(etcd) = load(loopback.as_bytes(), &[]).unwrap().directory else {
+            panic!("it is etcd");
+        };
+        assert_eq!(etcd.endpoints, ["127.0.0.1:1", "[::1]:2"]);
+        assert_eq!((etcd.prefix.as_str(), etcd.tls), ("/atoll", None));
+        let by_environment = [
+            ("ATOLL_DIRECTORY__ENDPOINTS", "a.lan:2379,10.0.0.2:2379"),
+            ("ATOLL_DIRECTORY__CA", "/ca"),
+            ("ATOLL_DIRECTORY__CERTIFICATE", "/c"),
+            ("ATOLL_DIRECTORY__KEY", "/k"),
+        ];
+        let loaded = load(loopback.as_bytes(), &by_environment).unwrap();
+        let DirectoryConfig::Etcd(etcd) = loaded.directory else { panic!("it is etcd") };
+        assert_eq!(etcd.endpoints, ["a.lan:2379", "10.0.0.2:2379"]);
+        let identity = Some(("/c".into(), "/k".into()));
+        assert_eq!(etcd.tls, Some(TlsFiles { ca: "/ca".into(), identity }));
+    }
+
     /// What is written, and the two lines that a person sees.
     const WRONG: &[(&str, &str, &str)] = &[
+        (
+            "[directory]\nkind = \"etcd\"\n",
+            "atoll.toml:2: directory.kind is \"etcd\", and directory.endpoints names no \
+             member",
+            "directory.endpoints = [\"10.0.0.1:2379\", \"10.0.0.2:2379\"]",
+        ),
+        (
+            "[directory]\nendpoints = [\"127.0.0.1:2379\"]\n",
+            "atoll.toml:2: directory.endpoints without effect: directory.kind is \"embedded\"",
+            "directory.kind = \"etcd\" uses them",
+        ),
+        (
+            "[directory]\nkind = \"etcd\"\nendpoints = [\"localhost:1\", \"localhost:1\"]\n",
+            "atoll.toml:3: directory.endpoints names localhost:1 twice",
+            "",
+        ),
+        (
+            "[directory]\nkind = \"etcd\"\nendpoints = [\"[fd00::1]:2379\"]\n",
+            "atoll.toml:3: directory.endpoints: [fd00::1]:2379 is on another machine, and without \
+             directory.ca what is said to it is neither encrypted nor authenticated",
+            "set directory.ca, or network.allow_unprotected = true",
+        ),
         ("", "atoll.toml: is empty", "docs/operations.md has an example to start from"),
         ("\n \n", "atoll.toml: is empty", "docs/operations.md has an example to start from"),
         (
@@ -1059,9 +1260,9 @@ mod tests {
             "accepted: true, false",
         ),
         (
-            "[directory]\nkind = \"etcd\"\n",
-            "atoll.toml:2: directory.kind: 'etcd' is not accepted",
-            "accepted: \"embedded\"",
+            "[directory]\nkind = \"ectd\"\n",
+            "atoll.toml:2: directory.kind: 'ectd' is not accepted; did you mean \"etcd\"?",
+            "accepted: \"embedded\", \"etcd\"",
         ),
         (
             "[frontends]\nnbd = { unix = \"/a\", tpc = \"\" }\n",
@@ -1221,6 +1422,46 @@ mod tests {
         assert!(error.contains("'http://x' is not a name of a host"), "{error}");
         let error = wrong("ATOLL_IO__BACKEND", "x\n");
         assert!(error.contains("control character"), "{error}");
+    }
+
+    #[test]
+    fn the_packaged_file_shows_every_key_with_its_meaning_and_its_default() {
+        let packaged = include_str!("../../../packaging/atoll.toml");
+        let without = |groups: bool| {
+            let keep = |line: &&str| !line.starts_with("#[[") || groups;
+            let group =
+                |line: &str| ["#disks", "#shape", "#log ="].iter().any(|k| line.starts_with(k));
+            let lines = packaged.lines().filter(keep).filter(|line| groups || !group(line));
+            lines.fold(String::new(), |text, line| {
+                let line =
+                    line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line);
+                text + line + "\n"
+            })
+        };
+        let defaults = load(b"[host]\n", &[]).unwrap();
+        assert_eq!(load(packaged.as_bytes(), &[]).unwrap(), defaults, "as it is installed");
+        assert_eq!(load(without(false).as_bytes(), &[]).unwrap(), defaults, "with every key set");
+        let groups = load(without(true).as_bytes(), &[]).unwrap().groups;
+        assert_eq!(groups.iter().map(|group| group.disks.len()).collect::<Vec<_>>(), [1, 3]);
+        let mut section = "";
+        let mut shown = Vec::new();
+        let mut said = String::new();
+        for line in packaged.lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = name;
+            } else if let Some(words) = line.strip_prefix("# ") {
+                said = format!("{said} {words}");
+                continue;
+            } else if let Some((key, _)) = line.strip_prefix('#').and_then(|l| l.split_once(" = "))
+            {
+                shown.push((format!("{section}.{key}"), said.trim().to_owned()));
+            }
+            said.clear();
+        }
+        for key in KEYS {
+            let line = (key.path.to_owned(), key.doc.to_owned());
+            assert!(shown.contains(&line), "packaging/atoll.toml lacks {line:?}");
+        }
     }
 
     #[test]

@@ -43,12 +43,17 @@ pub struct Shares {
 /// # Errors
 /// [`Code::Failed`]: with so few it would answer nobody.
 pub fn of_host(disks: usize, shards: u8) -> Result<Shares, Problem> {
+    let (least, most) = needs(disks, shards);
+    let limit = raise("this host", least, most)?;
+    Ok(shares(limit, own(disks, shards), each_peer(shards)))
+}
+
+/// What a host with so many disks and shards needs to start, and what with all clients and peers.
+pub fn needs(disks: usize, shards: u8) -> (u64, u64) {
     let own = own(disks, shards);
     let least = own + each_peer(shards) * PEERS_LEAST + 2 * CLIENTS_LEAST;
     let clients = limits::CONNECTIONS_MAX as u64 + nbd_most();
-    let most = own + each_peer(shards) * PEERS_MOST + clients;
-    let limit = raise("this host", least, most)?;
-    Ok(shares(limit, own, each_peer(shards)))
+    (least, own + each_peer(shards) * PEERS_MOST + clients)
 }
 
 /// What a host needs for itself.

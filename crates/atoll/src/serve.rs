@@ -2,7 +2,8 @@
 //! on the shards' own.
 //!
 //! Invariants: sockets are bound and the data directory is locked before a disk is touched; the
-//! process ends when a shard ends; SIGTERM and SIGINT stop it in order.
+//! process ends when a shard ends; SIGTERM and SIGINT stop it in order; the service manager is told
+//! that the host serves once it does, and that it lives by a round trip through every shard.
 
 use crate::bridge::{Bridge, ShardHandle, bridge};
 use crate::cli::args::{Directory, Serve};
@@ -15,11 +16,15 @@ use crate::lock::DataDir;
 use crate::log;
 use crate::rest::door::Access;
 use crate::rest::listen::Listeners;
+use crate::service::ServiceManager;
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
 use atoll_real::Shard as Thread;
-use atoll_real::directory::DirectoryServer;
+use atoll_real::directory::{DirectoryClient, DirectoryServer};
+use atoll_world::Directory as _;
+use std::cell::OnceCell;
 use std::io::Read;
+use std::path::Path;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Runs the daemon until it is told to stop.
@@ -60,6 +65,8 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         Ok(Err(problem)) => return Err(problem.into()),
         Err(_) => return Err(Problem::new(Code::Failed, "the shard has ended").into()),
     }
+    let manager = ServiceManager::of_environment();
+    let mut telling = std::pin::pin!(tell(manager.as_ref(), near.clone()));
     let control = EngineControl::new(near);
     let access = Access {
         names: config.api_names.clone(),
@@ -74,7 +81,11 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         // They end when they are told to, below: one has died.
         Some(()) = dead.recv() => false,
         () = &mut rest => false,
+        () = &mut telling => unreachable!("it goes on for as long as it is polled"),
     };
+    if let Some(manager) = &manager {
+        manager.stopping();
+    }
     // Whichever ended first, the other ones end now.
     let _ = give_up.send(true);
     if shard_ended {
@@ -94,6 +105,15 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         Ok(Err(e)) => Err(Problem::new(Code::Failed, format!("a shard: {e}")).into()),
         Err(_) => Err(Problem::new(Code::Failed, "a shard died; see the log above").into()),
     }
+}
+
+/// Tells the service manager of the host, for as long as it is polled. On the thread of REST.
+async fn tell(manager: Option<&ServiceManager>, host: Bridge<Engine>) {
+    if let Some(manager) = manager {
+        let ask = || host.call(|engine| async move { engine.round_trip().await });
+        manager.tell(|| async { ask().await.map_err(|problem| problem.detail) }).await;
+    }
+    std::future::pending().await
 }
 
 /// The threads of all shards but 0.
@@ -205,6 +225,33 @@ pub async fn directory(context: &Context, directory: Directory) -> Run {
         .listen(&directory.socket)
         .map_err(|e| Problem::new(Code::AddressInUse, format!("the directory: {e}")))?;
     tracing::info!(socket = %directory.socket.display(), "the directory serves");
-    let served = listening.serve(context.interrupt.wait()).await;
+    let manager = ServiceManager::of_environment();
+    let stop = async {
+        tokio::select! {
+            biased;
+            () = context.interrupt.wait() => {}
+            () = tell_of_directory(manager.as_ref(), &directory.socket) => {}
+        }
+        if let Some(manager) = &manager {
+            manager.stopping();
+        }
+    };
+    let served = tokio::task::LocalSet::new().run_until(listening.serve(stop)).await;
     Ok(served.map_err(|e| failed(format!("the directory: {e}")))?)
+}
+
+/// Tells the service manager of the directory, as its clients see it, for as long as it is polled.
+async fn tell_of_directory(manager: Option<&ServiceManager>, socket: &Path) {
+    let client = OnceCell::new();
+    let ask = || async {
+        if client.get().is_none() {
+            let _ = client.set(DirectoryClient::connect(socket).await?);
+        }
+        client.get().expect("just set").alive().await.map(|_| None)
+    };
+    let ask = || async { ask().await.map_err(|e| e.to_string()) };
+    if let Some(manager) = manager {
+        manager.tell(ask).await;
+    }
+    std::future::pending().await
 }

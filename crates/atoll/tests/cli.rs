@@ -125,6 +125,7 @@ fn one_screen_of_status() {
         good(&server, &["status"]),
         "cluster          demo (00000000000000c1)\n\
          health           ok\n\
+         directory        etcd 3.6.9: 2 of 2 members, 10.0.0.1:2379 leads, 20.0 KiB\n\
          hosts            3 of 3 up\n\
          volumes          2 (0 degraded, 0 inaccessible)\n\
          used on disks    12.0 GiB of 24.0 GiB (50.0 %)\n\
@@ -1068,4 +1069,147 @@ fn manual_pages_can_be_written() {
     let done = said(program(None, &["man", "--dir", &target]).output().unwrap());
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(std::fs::read_dir(dir.path()).unwrap().count() > 30);
+}
+
+#[test]
+fn what_a_machine_lacks_is_an_exit_code_and_a_line_with_the_next_step() {
+    let server = TestServer::start();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("atoll.toml");
+    let write = |peer: &str| {
+        let text = format!(
+            "[host]\nname = \"h\"\ndata_dir = \"{0}\"\n[network]\napi = \"\"\npeer = [\"{peer}\"]\n\
+             api_socket = \"{0}/api.sock\"\n[[group]]\ndisks = [\"{0}/disk\"]\n",
+            dir.path().display()
+        );
+        std::fs::write(&config, text).unwrap();
+    };
+    let path = config.to_str().unwrap();
+    let check = |words: &[&str]| {
+        run(&server, &[&["host", "prepare", "--check", "--config", path], words].concat())
+    };
+    std::fs::File::create(dir.path().join("disk")).unwrap().set_len(2 << 30).unwrap();
+    write(&address.to_string());
+    let done = check(&[]);
+    assert_eq!(done.code, 4, "{} {}", done.out, done.err);
+    assert_eq!(
+        done.err,
+        "error[E0304]: this machine lacks something that a host needs\n\
+         hint: the line 'missing' says what to do\n"
+    );
+    let line = done.out.lines().find(|line| line.starts_with("missing")).unwrap().to_owned();
+    let says = [
+        format!("port {address}"),
+        "another process listens there (network.peer)".into(),
+        format!("ss -lptn 'sport = :{}' names it", address.port()),
+    ];
+    assert!(says.iter().all(|part| line.contains(part)), "{line}");
+    drop(taken);
+    let done = check(&["-o", "json"]);
+    assert_eq!(done.code, 0, "{} {}", done.out, done.err);
+    let list: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(list["kind"], "HostCheckList");
+    let items = list["items"].as_array().unwrap();
+    let of = |check: &str, subject: &str| {
+        let is = |item: &&serde_json::Value| item["check"] == check && item["subject"] == subject;
+        items.iter().find(is).unwrap_or_else(|| panic!("no {check} {subject}: {}", done.out))
+    };
+    assert_eq!(of("port", &address.to_string())["state"], "ok");
+    let disk = dir.path().join("disk").display().to_string();
+    assert_eq!(of("disk", &disk)["found"], "2.0 GiB, empty");
+    assert_eq!(of("disk", &disk)["next_step"], format!("atoll group create {disk}"));
+    // A word in the wrong place is found here already.
+    std::fs::write(&config, "[hots]\n").unwrap();
+    let done = check(&[]);
+    assert_eq!(done.code, 4, "{}", done.err);
+    assert!(done.out.contains("atoll.toml:1: unknown key 'hots'"), "{}", done.out);
+    assert_eq!(run(&server, &["host", "prepare"]).code, 2);
+    bad(
+        &server,
+        &["host", "prepare", "--check", "--curl"],
+        2,
+        "error[E0002]: the argument '--curl' cannot be used with 'atoll host prepare'\n\
+         hint: usage: atoll host prepare [OPTIONS] (--help tells more)\n",
+    );
+}
+
+/// Unpacks a support bundle: name -> text.
+fn unpacked(file: &Path) -> std::collections::BTreeMap<String, String> {
+    let tar = |words: &[&str]| {
+        let done = Command::new("tar").args(words).arg("-f").arg(file).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let names = tar(&["-tz"]);
+    let inside = |name: &str| name.split_once('/').unwrap().1.to_owned();
+    names.lines().map(|name| (inside(name), tar(&["-xzO", "--occurrence=1", name]))).collect()
+}
+
+#[test]
+fn a_support_bundle_has_what_is_needed_and_no_secret() {
+    const SECRET: &str = "hunter2-is-secret";
+    let server = with_volumes();
+    server.fake.event("odd", &format!("etcd at http://root:{SECRET}@far:2379 says token={SECRET}"));
+    let dir = tempfile::tempdir().unwrap();
+    let (config, file) = (dir.path().join("atoll.toml"), dir.path().join("b.tar.gz"));
+    let text = format!("# {SECRET}\n[host]\nname = \"h7\"\n[vault]\npassword = \"{SECRET}\"\n");
+    std::fs::write(&config, text).unwrap();
+    let words = ["support", "bundle", "--to", file.to_str().unwrap(), "--config"];
+    let command = |server| {
+        let mut command = program(server, &words);
+        command.arg(&config).env("VAULT_TOKEN", SECRET);
+        command
+    };
+    // Whoever lists processes sees it; a bundle does not.
+    let word = format!("--password={SECRET}");
+    let mut other =
+        Command::new("sh").args(["-c", "read line", &word]).stdin(Stdio::piped()).spawn();
+    let done = said(command(Some(&server)).output().unwrap());
+    assert_eq!((done.code, done.out.trim()), (0, file.to_str().unwrap()), "{}", done.err);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o7777, 0o600);
+    let pieces = unpacked(&file);
+    for (name, text) in &pieces {
+        assert!(!text.contains(SECRET), "{name}: {text}");
+    }
+    for (name, holds) in [
+        ("api/events.json", "etcd at http://(removed)@far:2379 says token=(removed)"),
+        ("api/volumes.json", "\"data.2\""),
+        ("api/placement-vm1.json", "Placement"),
+        ("api/disks-host1.json", "DiskList"),
+        ("config/atoll.toml", "host.name = \"h7\"\n"),
+        ("config/atoll.toml", "not a key of this release: vault\n"),
+        ("host-check.json", "HostCheckList"),
+        ("metrics.txt", "# HELP atoll_"),
+        ("versions.txt", env!("CARGO_PKG_VERSION")),
+    ] {
+        let text = pieces.get(name).unwrap_or_else(|| panic!("no {name}: {:?}", pieces.keys()));
+        assert!(text.contains(holds), "{name}: {text}");
+    }
+    let manifest: serde_json::Value = serde_json::from_str(&pieces["manifest.json"]).unwrap();
+    let listed = manifest["pieces"].as_array().unwrap();
+    for piece in listed.iter().filter(|piece| piece["missing"].is_null()) {
+        let name = piece["name"].as_str().unwrap();
+        assert_eq!(pieces[name].len() as u64, piece["bytes"].as_u64().unwrap(), "{name}");
+    }
+    // What is there stays.
+    let before = std::fs::read(&file).unwrap();
+    let again = said(command(Some(&server)).output().unwrap());
+    assert_eq!(again.code, 4, "{}", again.err);
+    assert!(again.err.contains("exists already\nhint: --to names another file\n"), "{}", again.err);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    // Without a daemon it has the rest, and says what it lacks.
+    std::fs::remove_file(&file).unwrap();
+    let mut alone = command(None);
+    alone.env("ATOLL_ENDPOINT", dir.path().join("nobody.sock"));
+    let done = said(alone.output().unwrap());
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(done.err.contains("without api: "), "{}", done.err);
+    let pieces = unpacked(&file);
+    assert!(pieces["manifest.json"].contains("nobody.sock"), "{}", pieces["manifest.json"]);
+    assert!(pieces.contains_key("host-check.json") && !pieces.contains_key("metrics.txt"));
+    drop(other.as_mut().unwrap().stdin.take());
+    other.unwrap().wait().unwrap();
 }

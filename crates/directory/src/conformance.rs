@@ -41,6 +41,7 @@ where
     suite.revisions_rise().await;
     suite.what_is_beyond_the_limits_is_refused_and_changes_nothing().await;
     suite.lists_are_sorted_and_keep_to_their_prefix().await;
+    suite.changes_are_what_was_written_since_and_the_number_of_keys().await;
     suite.a_watch_reports_every_change_in_order_and_only_its_prefix().await;
     suite.a_watch_resumes_where_the_last_one_ended().await;
     suite.a_watch_from_too_long_ago_says_so_and_a_list_helps().await;
@@ -250,6 +251,47 @@ where
         assert_eq!(self.list(&key("p/c")).await.entries, [], "nothing there");
         let whole = keys(&self.list("").await);
         assert!(whole.is_sorted() && names.iter().all(|n| whole.contains(&key(n))));
+    }
+
+    async fn changes_are_what_was_written_since_and_the_number_of_keys(&self) {
+        // More than one part of an answer has.
+        const KEYS: usize = 600;
+        let mut since = Revision(0);
+        for part in (0..KEYS).collect::<Vec<_>>().chunks(100) {
+            let changes = part.iter().map(|i| put(&format!("c/{i:03}"), "0")).collect();
+            since = self.write(changes).await;
+        }
+        self.read("c/000", since).await;
+        let changes = async |since| {
+            let got = self.client(1).changes(&key("c/"), since).await;
+            let got = got.expect("changes are answered");
+            let keys: Vec<String> = got.entries.iter().map(|e| e.key.clone()).collect();
+            (keys, got)
+        };
+        let (keys, all) = changes(Revision(0)).await;
+        assert_eq!((keys.len(), all.keys), (KEYS, KEYS as u64), "since ever: all");
+        assert!(keys.is_sorted() && all.revision >= since);
+        let (keys, none) = changes(since).await;
+        assert_eq!((keys.len(), none.keys), (0, KEYS as u64), "since the last write: none");
+        self.write(vec![put("c/007", "1"), put("c/008", "1"), delete("c/000")]).await;
+        self.write(vec![delete("c/008"), put("c/new", "1")]).await;
+        let last = self.write(vec![put("c0", "not below the prefix")]).await;
+        self.read("c0", last).await;
+        let (keys, some) = changes(since).await;
+        assert_eq!(keys, [key("c/007"), key("c/new")], "what was written since and is there");
+        assert_eq!(some.entries[0].value, b"1");
+        assert_eq!(some.keys, KEYS as u64 - 1, "two have gone, one has come");
+        assert!(some.revision >= last);
+        let many = (0..100).map(|i| put(&format!("c/{:03}", 100 + i), "2")).collect();
+        let mut last = self.write(many).await;
+        for hundred in 2..5 {
+            let many = (0..100).map(|i| put(&format!("c/{:03}", 100 * hundred + i), "2"));
+            last = self.write(many.collect()).await;
+        }
+        self.read("c/499", last).await;
+        let (keys, _) = changes(since).await;
+        assert_eq!(keys.len(), 402, "in as many parts as it takes");
+        assert!(keys.is_sorted());
     }
 
     /// Events under `prefix` after `after`, until those of `last` have come; a broken watch is

@@ -21,6 +21,7 @@ const NEXT_STEPS: &[(&str, &str)] = &[
     ("no-place", "bring the host back, or add a host or disks; it is then rebuilt by itself"),
     ("no-space", "free some, or add disks or hosts; atoll group list"),
     ("object-without-a-name", "nothing to do unless its volume is missed: then see host logs"),
+    ("page-rewritten", "atoll disk list; a disk with more and more of them is to be replaced"),
     ("slow-device", "atoll disk list; look at the disk, replace it if it stays slow"),
     ("state-full", "make room on the file system of host.data_dir"),
     ("state-unknown", "look at the file system of host.data_dir"),

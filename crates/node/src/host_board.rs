@@ -7,6 +7,7 @@
 //! Invariants: at most [`EVENTS_MAX`] events wait to be taken; nothing waits while it holds the
 //! board.
 
+use crate::directory_view::Seen;
 use crate::event_log::{About, Severity};
 use crate::facts::shard_balance::ShardWork;
 use crate::status::HostStatus;
@@ -15,6 +16,7 @@ use atoll_format::record::GroupRecord;
 use atoll_object::Settings;
 use atoll_object::placement::HostView;
 use atoll_world::Nanos;
+use atoll_world::directory::Revision;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -38,7 +40,7 @@ pub(crate) struct Known {
     pub used: BTreeMap<ComponentId, u64>,
 }
 
-/// What the records of all objects say of components, as last listed.
+/// What the records of all objects say of components, as last seen.
 #[derive(Clone, Default)]
 pub(crate) struct Named {
     /// Components that a record names.
@@ -57,6 +59,7 @@ struct State {
     work: BTreeMap<u8, ShardWork>,
     events: VecDeque<Noted>,
     known: Arc<Known>,
+    seen: Option<Seen>,
     named: Option<Arc<Named>>,
     settings: Option<Settings>,
 }
@@ -133,7 +136,24 @@ impl HostBoard {
         self.state().known.clone()
     }
 
-    /// What all objects' records name, as just listed.
+    /// The directory's hosts and locks, as just seen.
+    pub fn set_seen(&self, seen: Seen) {
+        self.state().seen = Some(seen);
+    }
+
+    /// They were still so at that revision.
+    pub fn set_seen_revision(&self, revision: Revision) {
+        if let Some(seen) = &mut self.state().seen {
+            seen.revision = revision;
+        }
+    }
+
+    /// The same, if the directory has answered yet.
+    pub fn seen(&self) -> Option<Seen> {
+        self.state().seen.clone()
+    }
+
+    /// What all objects' records name, as just seen.
     pub fn set_named(&self, named: Named) {
         self.state().named = Some(Arc::new(named));
     }

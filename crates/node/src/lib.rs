@@ -6,7 +6,7 @@
 //!
 //! From the ground up:
 //! - `status`, `event_kinds`, `event_log`, `event_lines`, `error`, `repair_queue`,
-//!   `volume_lock::table`, `host_board`: data without a host;
+//!   `volume_lock::table`, `directory_view`, `host_board`: data without a host;
 //! - `node`: the state of a host that all its tasks share;
 //! - `admin::{message, client}`, `transaction`: asking other hosts, and the directory;
 //! - `membership`: who is in the cluster, and how each is;
@@ -17,6 +17,7 @@
 mod admin;
 mod care;
 mod client_shard;
+mod directory_view;
 mod error;
 mod event_kinds;
 mod event_lines;
@@ -52,7 +53,7 @@ pub use manage::resize::Resize;
 pub use membership::join::{JoinError, check_host_name, find_or_found};
 pub use membership::twin::{Before, before};
 pub use node::{Manager, Node, NodeConfig, OpenVolume, OtherLife};
-pub use start::FirstShard;
+pub use start::{FirstShard, Life};
 pub use status::{CopyStatus, FailureKind, GroupStatus, HostStatus, ObjectStatus};
 pub use volume_lock::import::{IDLE_MAX, ImportLock};
 pub use volume_lock::table::export_name;

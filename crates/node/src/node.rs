@@ -6,6 +6,7 @@
 //! Invariants (checked in simulation, see [`World::audits`]): each disk group that
 //! runs is published once; a volume counts as open as long as it has a client.
 
+use crate::directory_view::DirectoryView;
 use crate::event_log::{About, EventLog, EventMark, EventsKept, HostEvents, NodeEvent, Severity};
 use crate::host_board::{Chosen, HostBoard, Noted};
 use crate::repair_queue::RepairQueue;
@@ -85,6 +86,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub groups: RefCell<Vec<GroupRecord>>,
     /// What took those of them out of use that have failed.
     pub failure_causes: RefCell<BTreeMap<GroupId, FailureCause>>,
+    /// The directory, as shard 0 last saw it; empty on the others.
+    pub view: DirectoryView,
     /// The cluster's hosts, as the directory last showed them.
     pub hosts: RefCell<BTreeMap<HostId, HostRecord>>,
     /// What each host last said of itself, and when.
@@ -139,6 +142,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             objects,
             groups: RefCell::new(groups),
             failure_causes: RefCell::default(),
+            view: DirectoryView::default(),
             hosts: RefCell::default(),
             statuses: RefCell::default(),
             silent: RefCell::default(),
@@ -302,6 +306,7 @@ impl<W: World, S: Components> Node<W, S> {
             self.audit_cluster();
             self.audit_disks();
             self.audit_clients();
+            self.0.view.audit();
             self.0.events.audit();
         }
     }

@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug)]
 pub struct Grants {
     host: HostId,
-    incarnation: Incarnation,
+    /// Lives of it that have ended for certain.
+    outlived: Vec<Incarnation>,
     /// Until then leases may be running that an earlier life of this host has granted.
     quiet_until: Nanos,
     /// But not of these objects: see [`Grants::is_quiet_over`].
@@ -23,12 +24,14 @@ pub struct Grants {
 }
 
 /// Who fences an object, and what is known of the owners before it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fencer {
     /// The new owner.
     pub addr: Addr,
     /// The life of its host.
     pub incarnation: Incarnation,
+    /// Lives of its host that have ended for certain.
+    pub outlived: Vec<Incarnation>,
     /// Its epoch.
     pub epoch: Epoch,
     /// Who served the object last, as the record of that epoch says.
@@ -45,12 +48,12 @@ struct Grant {
 }
 
 impl Grants {
-    /// Of a life of `host` that starts at `now`.
-    pub fn new(now: Nanos, host: HostId, incarnation: Incarnation) -> Self {
+    /// Of a life of `host` that starts at `now`, and knows that those have ended.
+    pub fn new(now: Nanos, host: HostId, outlived: Vec<Incarnation>) -> Self {
         let quiet = if mutant!("grants.nothing_before_the_start") { Nanos::ZERO } else { GRACE };
         Self {
             host,
-            incarnation,
+            outlived,
             quiet_until: now + quiet,
             over: BTreeSet::new(),
             granted: BTreeMap::new(),
@@ -132,13 +135,14 @@ impl Grants {
         }
     }
 
-    /// From when on that fence may be answered. A shard that fences vouches for its own earlier
-    /// leases: an older life of its host is dead (its data directory was locked), and this life
+    /// From when on that fence may be answered. A shard that fences vouches for its own leases: it
     /// starts a takeover only when its own owner has stopped for good. It does not vouch for
     /// another shard of this life.
     pub fn clear_at(&self, object: ObjectId, fencer: &Fencer) -> Nanos {
-        let is_over =
-            |g: &Grant| g.owner == fencer.addr || fencer.outlives(g.owner.host, g.incarnation);
+        let own = (fencer.addr, fencer.incarnation);
+        let is_over = |g: &Grant| {
+            (g.owner, g.incarnation) == own || self.is_dead(g.owner.host, g.incarnation, fencer)
+        };
         let granted = self.granted.get(&object);
         let granted = granted.filter(|g| g.epoch < fencer.epoch && !is_over(g));
         let quiet = if self.over.contains(&object) { Nanos::ZERO } else { self.quiet_until };
@@ -155,11 +159,16 @@ impl Grants {
     /// on, also where the answer is lost.
     fn is_quiet_over(&self, fencer: &Fencer, promised: Option<Epoch>) -> bool {
         let Some(served) = fencer.served else { return false };
-        let (host, life) = (served.host, served.incarnation);
-        let is_dead = fencer.outlives(host, life)
-            || (host == self.host && life != self.incarnation)
+        let is_dead = self.is_dead(served.host, served.incarnation, fencer)
             || mutant!("grants.whoever_served_is_dead");
         is_dead && promised == Some(served.epoch)
+    }
+
+    /// Whether that life has ended for certain: its own host says so, this one or the one that
+    /// fences.
+    fn is_dead(&self, host: HostId, life: Incarnation, fencer: &Fencer) -> bool {
+        (host == fencer.addr.host && fencer.outlived.contains(&life))
+            || (host == self.host && self.outlived.contains(&life))
     }
 
     /// Forgets objects that have no component here any more.
@@ -167,14 +176,6 @@ impl Grants {
         self.over.retain(|&o| keep(o));
         self.granted.retain(|&o, _| keep(o));
         self.fencing.retain(|&o, _| keep(o));
-    }
-}
-
-impl Fencer {
-    /// Whether that is another life of the same host: an earlier one, since an owner of a later one
-    /// would have a higher epoch.
-    fn outlives(&self, host: HostId, life: Incarnation) -> bool {
-        self.addr.host == host && self.incarnation != life
     }
 }
 
@@ -192,7 +193,9 @@ mod tests {
     }
 
     fn fencer(epoch: u32, (addr, incarnation): (Addr, Incarnation)) -> Fencer {
-        Fencer { addr, incarnation, epoch: Epoch(epoch), served: None }
+        // Life 12 knows that life 11 has ended.
+        let outlived = if incarnation.0 == 12 { vec![Incarnation(11)] } else { Vec::new() };
+        Fencer { addr, incarnation, outlived, epoch: Epoch(epoch), served: None }
     }
 
     fn fence(g: &mut Grants, epoch: u32, who: (Addr, Incarnation)) {
@@ -205,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_fence_waits_for_the_grace_of_the_last_grant_and_stops_renewals() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert_eq!(clear_at(&g, 1, A), GRACE.as_ms(), "an earlier life may have granted");
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 11_000, A, 2, 1));
@@ -220,7 +223,7 @@ mod tests {
     /// An owner that restarts is granted at once: else its reads wait, and it drops the member.
     #[test]
     fn an_older_epoch_of_the_same_host_is_replaced_at_once() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         let restarted = (A.0, Incarnation(12));
         fence(&mut g, 2, restarted);
@@ -238,7 +241,7 @@ mod tests {
     #[test]
     fn nothing_waits_for_the_last_owner_s_dead_life() {
         let waits = |who, served, promised| {
-            let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+            let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
             let fencer = Fencer { served, ..fencer(6, who) };
             g.fence(OBJECT, &fencer, promised);
             g.clear_at(OBJECT, &fencer) > Nanos::ZERO
@@ -250,6 +253,9 @@ mod tests {
         assert!(waits(B, served(5, 9, 99), five), "another shard of this life");
         assert!(waits(A, served(5, 1, 11), five), "another shard of the fencing life");
         assert!(waits(B, served(5, 1, 11), five), "a host that may live");
+        let copy = (A.0, Incarnation(13));
+        assert!(waits(copy, served(5, 1, 11), five), "a copy of a host that may live");
+        assert!(waits(B, served(5, 9, 97), five), "this host's, on another machine");
         assert!(waits(restarted, None, five), "nobody knows");
         // Epoch 5 was fenced here and not settled, or the directory was put back.
         assert!(waits(restarted, served(4, 1, 11), five));
@@ -261,7 +267,7 @@ mod tests {
     /// Who fences asks again, after a lost answer or a failed takeover, and the promise is its own.
     #[test]
     fn what_is_over_once_stays_over_for_this_life() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         let restarted = (A.0, Incarnation(12));
         let first = Fencer { served: served(5, 1, 11), ..fencer(6, restarted) };
         g.fence(OBJECT, &first, Some(Epoch(5)));
@@ -277,10 +283,21 @@ mod tests {
         assert_eq!(clear_at(&g, 8, B), GRACE.as_ms(), "it may be another object's component");
     }
 
+    /// The process that was granted the lease may be cut off, and a copy of it have started.
+    #[test]
+    fn a_fence_waits_for_a_life_of_its_host_that_nobody_has_seen_end() {
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        let copy = (A.0, Incarnation(13));
+        fence(&mut g, 2, copy);
+        assert_eq!(clear_at(&g, 2, copy), 10_000 + GRACE.as_ms());
+        assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "one that has");
+    }
+
     /// Another shard of the same host may still serve what it was granted.
     #[test]
     fn a_fence_waits_for_the_grant_of_another_shard_of_its_host() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         let sibling = (Addr { shard: 1, ..A.0 }, A.1);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         fence(&mut g, 2, sibling);
@@ -291,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_late_give_back_does_not_end_a_later_grant() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 10_500, A, 2, 1));
         g.give_back(OBJECT, A.1, 1);
@@ -302,7 +319,7 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_to_an_epoch_that_was_not_promised() {
-        let mut g = Grants::new(Nanos::ZERO, HostId(9), Incarnation(99));
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         let now = Nanos::from_secs(10);
         for promised in [None, Some(Epoch(1)), Some(Epoch(3))] {
             assert!(!g.renew(now, A.0, A.1, 1, (OBJECT, Epoch(2)), promised));

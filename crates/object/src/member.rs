@@ -14,7 +14,6 @@ use atoll_format::id::{
 };
 use atoll_format::op::BlockState;
 use atoll_format::units::{BLOCK_LEN, BLOCKS_PER_CHUNK};
-use atoll_transport::Identity;
 use atoll_world::components::ReadBlocks;
 use atoll_world::{Components, StoreError, World, buf, mutant, sometimes};
 use std::cell::RefCell;
@@ -50,9 +49,16 @@ impl<W: World, S: Components> Clone for Members<W, S> {
 }
 
 impl<W: World, S: Components> Members<W, S> {
-    /// Of a shard that starts now with these stores.
-    pub fn new(world: W, me: &Identity, stores: Vec<S>, of_host: HostComponents) -> Self {
-        let grants = RefCell::new(Grants::new(world.now(), me.host, me.incarnation));
+    /// Of a shard that starts now with these stores. `outlived`: lives of its host that have ended
+    /// for certain.
+    pub fn new(
+        world: W,
+        me: Addr,
+        outlived: Vec<Incarnation>,
+        stores: Vec<S>,
+        of_host: HostComponents,
+    ) -> Self {
+        let grants = RefCell::new(Grants::new(world.now(), me.host, outlived));
         let shard = me.shard;
         let members = Self(Rc::new(MembersState {
             world,
@@ -323,8 +329,8 @@ impl<W: World, S: Components> Members<W, S> {
                 }
                 Reply::Done
             }
-            Request::Fence { object, component, epoch, incarnation, served } => {
-                let fencer = Fencer { addr: from, incarnation, epoch, served };
+            Request::Fence { object, component, epoch, incarnation, outlived, served } => {
+                let fencer = Fencer { addr: from, incarnation, outlived, epoch, served };
                 self.fence(object, component, fencer).await?
             }
             Request::Attach { component, session, incomplete } => {

@@ -148,8 +148,14 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
         served: Option<ServedRecord>,
         until: Nanos,
     ) -> Result<Option<Nanos>, MemberError> {
-        let (component, epoch, incarnation) = (to.component, self.epoch, self.ctx.incarnation);
-        let request = Request::Fence { object, component, epoch, incarnation, served };
+        let request = Request::Fence {
+            object,
+            component: to.component,
+            epoch: self.epoch,
+            incarnation: self.ctx.incarnation,
+            outlived: self.ctx.outlived.clone(),
+            served,
+        };
         let accept = |reply: Reply| match reply {
             Reply::Promise { .. } => Some(None),
             Reply::Held(wait_ns) => Some(Some(Nanos(wait_ns))),

@@ -62,6 +62,8 @@ messages! {
             epoch: Epoch,
             /// The life of its host.
             incarnation: Incarnation,
+            /// Lives of its host that have ended for certain.
+            outlived: Vec<Incarnation>,
             /// Who served the object last, as the record of that epoch says.
             served: Option<ServedRecord>,
         } => "new owner to member" on [Control] gets [Promise, Held] again "yes, until promised";
@@ -535,6 +537,7 @@ mod tests {
                 component,
                 epoch,
                 incarnation: Incarnation(11),
+                outlived: Vec::new(),
                 served: None,
             },
             Request::Fence {
@@ -542,6 +545,7 @@ mod tests {
                 component,
                 epoch,
                 incarnation: Incarnation(11),
+                outlived: vec![Incarnation(9), Incarnation(10)],
                 served: Some(ServedRecord {
                     epoch: Epoch(1),
                     host: HostId(4),
@@ -824,7 +828,8 @@ mod tests {
                 }
             }
             let _ = Request::decode(*kind, &body, payload.clone());
-            let _ = Reply::decode(random() as u16 % 20, &body, payload.clone());
+            let kinds = Reply::ROWS.len() as u16 + 2;
+            let _ = Reply::decode(random() as u16 % kinds, &body, payload.clone());
         }
     }
 }

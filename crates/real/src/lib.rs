@@ -32,3 +32,4 @@ pub use siblings::Siblings;
 pub use stream::{DetachedStream, RealStream, StreamListener, StreamRead, StreamWrite};
 pub use timers::sleep_until;
 pub use unix::listen_unix;
+pub use uring::try_uring;

@@ -140,6 +140,33 @@ fn try_to_enter(ring: &mut IoUring) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
 }
 
+/// A new ring that can be used for all that disks need.
+fn usable() -> io::Result<IoUring> {
+    let mut ring = build()?;
+    try_to_enter(&mut ring)?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    if !needed.iter().all(|&code| probe.is_supported(code)) {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    }
+    Ok(ring)
+}
+
+/// Whether this process can drive disks by io_uring; changes nothing.
+///
+/// # Errors
+/// Why not, and what could be done about it: one line for people.
+pub fn try_uring() -> Result<(), String> {
+    usable().map(drop).map_err(|e| explain(&e))
+}
+
 /// Why there is no ring, and what could be done about it.
 fn explain(e: &io::Error) -> String {
     let hint = match e.raw_os_error() {
@@ -167,20 +194,7 @@ impl Ring {
     }
 
     fn new() -> io::Result<Self> {
-        let mut ring = build()?;
-        try_to_enter(&mut ring)?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        let needed = [
-            opcode::Read::CODE,
-            opcode::Write::CODE,
-            opcode::Writev::CODE,
-            opcode::Fsync::CODE,
-            opcode::Fallocate::CODE,
-        ];
-        if !needed.iter().all(|&code| probe.is_supported(code)) {
-            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        }
+        let ring = usable()?;
         // Without registered files the registration of each will fail, and be done without.
         let _ = ring.submitter().register_files_sparse(REGISTERED_FILES);
         let raw = ring.as_raw_fd();

@@ -8,10 +8,10 @@
 use crate::executor::Executor;
 use crate::fault::{DirectoryRates, FaultKind, Faults};
 use crate::rng::Rng;
-use atoll_directory::{DirectoryState, Stored};
+use atoll_directory::{DirectoryState, Events, Stored};
 use atoll_world::Nanos;
 use atoll_world::directory::{
-    Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
+    Changes, Directory, DirectoryError, Entry, Listing, Revision, Txn, TxnReply, Watch, WatchEvent,
 };
 use atoll_world::sync::{Notify, oneshot};
 use std::cell::{Cell, Ref, RefCell};
@@ -26,6 +26,8 @@ const OLDER_MAX: usize = 6;
 const WAY: (u64, u64) = (100_000, 800_000);
 /// What a client waits for an answer before it gives up.
 const ANSWER_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// A watch that goes back in time does so by up to so many revisions.
+const REWIND_MAX: u64 = 30;
 /// A transaction that was taken for lost is carried out up to that much later.
 const LATE_MAX: Nanos = Nanos::from_secs(10);
 
@@ -40,6 +42,20 @@ struct Inner {
     down: Cell<bool>,
     cut: RefCell<Vec<bool>>,
     transactions: Cell<u64>,
+    traffic: Cell<Traffic>,
+    /// How often its processes have died and begun anew: watches end with them.
+    restarts: Cell<u64>,
+}
+
+/// What clients have asked, and were told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    /// Requests, watches that were opened included.
+    pub requests: u64,
+    /// Answers of watches with at least one event.
+    pub told: u64,
+    /// Keys and values in answers and events, in bytes.
+    pub bytes: u64,
 }
 
 struct Older {
@@ -65,6 +81,8 @@ impl DirectoryService {
             down: Cell::new(false),
             cut: RefCell::new(vec![false; usize::from(hosts)]),
             transactions: Cell::new(0),
+            traffic: Cell::default(),
+            restarts: Cell::new(0),
         }))
     }
 
@@ -99,6 +117,7 @@ impl DirectoryService {
                 let keys: Vec<_> = txn.changes.iter().map(describe).collect();
                 format!("revision {}: {}", revision.0, keys.join("; "))
             });
+            self.go_back();
             inner.changed.notify_all();
         } else {
             inner.executor.trace().event(now, None, "directory", 1, || {
@@ -109,10 +128,31 @@ impl DirectoryService {
         Ok(reply)
     }
 
+    /// Perhaps goes on from a lower revision. A process of etcd below 3.4.32 that died while it
+    /// compacted did: what it had deleted last was gone from its file, and its revision with it.
+    fn go_back(&self) {
+        let (inner, rate) = (&*self.0, self.0.rates.get().revision_back);
+        let mut state = inner.state.borrow_mut();
+        let (entries, revision) = state.list_shared("").expect("a prefix within the limits");
+        let newest = entries.iter().map(|(_, stored)| stored.modified).max().unwrap_or_default();
+        if newest == revision || !inner.rng.borrow_mut().happens(rate) {
+            return;
+        }
+        inner.faults.reached(FaultKind::DirectoryRevisionBack);
+        inner.executor.trace().event(inner.executor.now(), None, "directory", newest.0, || {
+            format!("goes back from revision {} to {}", revision.0, newest.0)
+        });
+        let entries = entries.into_iter().map(|(key, stored)| (key.to_string(), stored));
+        // Nothing but hints is lost of it, and the events that watches could go on with.
+        *state = DirectoryState::restore(newest, entries);
+        inner.restarts.set(inner.restarts.get() + 1);
+    }
+
     /// It is put back to an older state, with that one's revision: from a backup.
     pub fn restore(&self, state: DirectoryState) {
         *self.0.state.borrow_mut() = state;
         self.0.older.borrow_mut().clear();
+        self.0.restarts.set(self.0.restarts.get() + 1);
         self.0.changed.notify_all();
     }
 
@@ -136,6 +176,11 @@ impl DirectoryService {
     /// Returns at the next change, or when its reachability changes.
     pub fn changed(&self) -> impl Future<Output = ()> + use<> {
         self.0.changed.notified()
+    }
+
+    /// What all clients have asked so far, and were told.
+    pub fn traffic(&self) -> Traffic {
+        self.0.traffic.get()
     }
 
     /// Transactions carried out, conflicts included.
@@ -208,6 +253,47 @@ impl SimDirectory {
         Ok(())
     }
 
+    fn asked(&self) {
+        let traffic = self.inner().traffic.get();
+        self.inner().traffic.set(Traffic { requests: traffic.requests + 1, ..traffic });
+    }
+
+    fn answered<'a>(&self, entries: impl IntoIterator<Item = &'a Entry>) {
+        let sizes = entries.into_iter().map(|entry| entry.key.len() + entry.value.len());
+        let (traffic, sum) = (self.inner().traffic.get(), sizes.sum::<usize>());
+        self.inner().traffic.set(Traffic { bytes: traffic.bytes + sum as u64, ..traffic });
+    }
+
+    /// What happened after a revision. As etcd does, it waits for one of the future, and so tells
+    /// nothing of what happens until then.
+    fn events_since(&self, prefix: &str, after: Revision) -> Result<Events, DirectoryError> {
+        let state = self.inner().state.borrow();
+        let goes_back = self.inner().rates.get().revision_back > 0;
+        if goes_back && after > state.revision() {
+            return Ok(Events { events: Vec::new(), up_to: after });
+        }
+        state.events_since(prefix, after)
+    }
+
+    /// What a read of all keys with a prefix finds at the service.
+    async fn found(&self, prefix: &str) -> Result<Listing, DirectoryError> {
+        self.asked();
+        self.reach().await?;
+        let find = |older: &Older| Listing {
+            entries: older
+                .entries
+                .iter()
+                .filter(|(k, _)| k.starts_with(prefix))
+                .map(|(k, stored)| entry(k, stored))
+                .collect(),
+            revision: older.revision,
+        };
+        match self.stale(find) {
+            Some(stale) => Ok(stale),
+            None => self.inner().state.borrow().list(prefix),
+        }
+    }
+
     /// An older state, if this read is to be stale.
     fn stale<T>(&self, read: impl FnOnce(&Older) -> T) -> Option<T> {
         let older = self.inner().older.borrow();
@@ -230,6 +316,7 @@ impl Directory for SimDirectory {
     type Watch = SimWatch;
 
     async fn txn(&self, txn: Txn) -> Result<TxnReply, DirectoryError> {
+        self.asked();
         let ex = self.inner().executor.clone();
         if self.cut_off() {
             let way = self.way();
@@ -278,6 +365,7 @@ impl Directory for SimDirectory {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, DirectoryError> {
+        self.asked();
         self.reach().await?;
         let find = |older: &Older| {
             older.entries.iter().find(|(k, _)| **k == *key).map(|(k, stored)| entry(k, stored))
@@ -286,38 +374,44 @@ impl Directory for SimDirectory {
             Some(stale) => Ok(stale),
             None => self.inner().state.borrow().get(key),
         };
+        self.answered(found.iter().flatten());
         self.reach().await?;
         found
     }
 
     async fn list(&self, prefix: &str) -> Result<Listing, DirectoryError> {
+        let listing = self.found(prefix).await?;
+        self.answered(&listing.entries);
         self.reach().await?;
-        let find = |older: &Older| Listing {
-            entries: older
-                .entries
-                .iter()
-                .filter(|(k, _)| k.starts_with(prefix))
-                .map(|(k, stored)| entry(k, stored))
-                .collect(),
-            revision: older.revision,
-        };
-        let found = match self.stale(find) {
-            Some(stale) => Ok(stale),
-            None => self.inner().state.borrow().list(prefix),
-        };
+        Ok(listing)
+    }
+
+    async fn changes(&self, prefix: &str, since: Revision) -> Result<Changes, DirectoryError> {
+        let Listing { mut entries, revision } = self.found(prefix).await?;
+        let keys = entries.len() as u64;
+        entries.retain(|entry| entry.modified > since);
+        self.answered(&entries);
         self.reach().await?;
-        found
+        Ok(Changes { entries, keys, revision })
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<SimWatch, DirectoryError> {
+        self.asked();
         self.reach().await?;
         // Only to learn now, not at the first event, that it cannot go on from there.
-        self.inner().state.borrow().events_since(prefix, after)?;
-        Ok(SimWatch { directory: self.clone(), prefix: prefix.to_owned(), after })
+        self.events_since(prefix, after)?;
+        if self.happens(self.inner().rates.get().gap, FaultKind::WatchGap) {
+            return Err(DirectoryError::Compacted);
+        }
+        let restarts = self.inner().restarts.get();
+        Ok(SimWatch { directory: self.clone(), prefix: prefix.to_owned(), after, restarts })
     }
 
     async fn touch(&self, name: &str, ttl_ms: u32) -> Result<(), DirectoryError> {
         self.reach().await?;
+        if self.happens(self.inner().rates.get().hint, FaultKind::HintOdd) {
+            return Ok(());
+        }
         let now = self.inner().executor.now();
         self.inner().state.borrow_mut().touch(now, name, ttl_ms)
     }
@@ -325,7 +419,9 @@ impl Directory for SimDirectory {
     async fn alive(&self) -> Result<Vec<String>, DirectoryError> {
         self.reach().await?;
         let now = self.inner().executor.now();
-        Ok(self.inner().state.borrow().alive(now))
+        let mut names = self.inner().state.borrow().alive(now);
+        names.retain(|_| !self.happens(self.inner().rates.get().hint, FaultKind::HintOdd));
+        Ok(names)
     }
 }
 
@@ -334,19 +430,35 @@ pub struct SimWatch {
     directory: SimDirectory,
     prefix: String,
     after: Revision,
+    /// Of the service, when this was opened.
+    restarts: u64,
 }
 
 impl Watch for SimWatch {
     async fn next(&mut self) -> Result<Vec<WatchEvent>, DirectoryError> {
+        let events = self.news().await?;
+        let sizes = events.iter().map(|e| e.key.len() + e.value.as_ref().map_or(0, Vec::len));
+        let (traffic, sum) = (self.directory.inner().traffic.get(), sizes.sum::<usize>());
+        let (told, bytes) = (traffic.told + 1, traffic.bytes + sum as u64);
+        self.directory.inner().traffic.set(Traffic { told, bytes, ..traffic });
+        Ok(events)
+    }
+}
+
+impl SimWatch {
+    async fn news(&mut self) -> Result<Vec<WatchEvent>, DirectoryError> {
         loop {
             let inner = self.directory.inner();
+            if inner.restarts.get() != self.restarts {
+                return Err(self.directory.unavailable());
+            }
             let changed = inner.changed.notified();
             if self.directory.cut_off() {
                 let timeout = Nanos::from_secs(1);
                 self.directory.wait(timeout).await;
                 return Err(self.directory.unavailable());
             }
-            let found = inner.state.borrow().events_since(&self.prefix, self.after)?;
+            let mut found = self.directory.events_since(&self.prefix, self.after)?;
             if found.events.is_empty() {
                 self.after = found.up_to;
                 changed.await;
@@ -354,7 +466,28 @@ impl Watch for SimWatch {
             }
             let way = self.directory.way();
             self.directory.wait(way).await;
-            if !self.directory.happens(inner.rates.get().watch, FaultKind::WatchOdd) {
+            let rates = inner.rates.get();
+            let back = Revision(self.after.0.saturating_sub(REWIND_MAX));
+            if let Ok(again) = inner.state.borrow().events_since(&self.prefix, back)
+                && self.directory.happens(rates.rewound, FaultKind::WatchRewound)
+            {
+                let from = inner.rng.borrow_mut().below(again.events.len() as u64) as usize;
+                self.after = again.up_to;
+                return Ok(again.events[from..].to_vec());
+            }
+            if self.directory.happens(rates.gap, FaultKind::WatchGap) {
+                self.after = found.up_to;
+                let gap = inner.rng.borrow_mut().below(3);
+                match gap {
+                    0 => return Err(DirectoryError::Compacted),
+                    1 => continue, // all of them are lost
+                    _ => found.events.retain(|event| event.value.is_some()),
+                }
+                if found.events.is_empty() {
+                    continue;
+                }
+            }
+            if !self.directory.happens(rates.watch, FaultKind::WatchOdd) {
                 self.after = found.up_to;
                 return Ok(found.events);
             }
@@ -488,6 +621,125 @@ mod tests {
         })
         .unwrap();
         assert!(faults.count(FaultKind::WatchOdd) > 10);
+        ex.shutdown();
+    }
+
+    fn delete(key: &str) -> Txn {
+        Txn { compares: vec![], changes: vec![KeyChange::Delete(key.into())] }
+    }
+
+    /// What a watch of everything tells of twenty keys that come, of which every other one goes.
+    fn told(seed: u64, rates: DirectoryRates) -> (Vec<(u64, bool)>, u32, Faults) {
+        let (ex, s, faults) = service(seed);
+        let (d, s2) = (s.client(0), s.clone());
+        s.set_rates(rates);
+        let told = ex.block_on(Nanos::from_secs(1000), async move {
+            let (mut told, mut compacted) = (Vec::new(), 0);
+            let mut watch = None;
+            let mut after = Revision(0);
+            for n in 0..20 {
+                let key = format!("k{n}");
+                s2.apply(&put(&key, "x", 0)).unwrap();
+                if n % 2 == 0 {
+                    s2.apply(&delete(&key)).unwrap();
+                }
+                let mut open = match watch.take() {
+                    Some(open) => open,
+                    None => match d.watch("", after).await {
+                        Ok(open) => open,
+                        Err(error) => {
+                            assert_eq!(error, DirectoryError::Compacted);
+                            compacted += 1;
+                            continue;
+                        }
+                    },
+                };
+                let ex = d.inner().executor.clone();
+                let soon = std::pin::pin!(ex.sleep_until(ex.now() + Nanos::from_secs(1)));
+                let next = Box::pin(open.next());
+                let next = match futures_util::future::select(next, soon).await {
+                    futures_util::future::Either::Left((events, _)) => events,
+                    futures_util::future::Either::Right(_) => Ok(Vec::new()),
+                };
+                let Ok(events) = next else {
+                    assert_eq!(next, Err(DirectoryError::Compacted));
+                    compacted += 1;
+                    continue;
+                };
+                told.extend(events.iter().map(|e| (e.revision.0, e.value.is_some())));
+                after = events.last().map_or(after, |e| after.max(e.revision));
+                watch = Some(open);
+            }
+            (told, compacted)
+        });
+        let (told, compacted) = told.unwrap();
+        ex.shutdown();
+        (told, compacted, faults)
+    }
+
+    #[test]
+    fn watches_go_back_in_time_and_have_gaps_as_those_of_old_etcd_do() {
+        let (all, compacted, _) = told(4, DirectoryRates::default());
+        assert_eq!((all.len(), compacted), (30, 0));
+        assert!(all.is_sorted_by(|a, b| a.0 < b.0), "a good watch tells each event once, in order");
+        let rewound = DirectoryRates { rewound: 300_000, ..DirectoryRates::default() };
+        let (seen, _, faults) = told(4, rewound);
+        assert!(faults.count(FaultKind::WatchRewound) > 2);
+        assert!(!seen.is_sorted_by_key(|e| e.0) && seen.len() > 30);
+        assert!(all.iter().all(|event| seen.contains(event)), "nothing is lost of it");
+        let gap = DirectoryRates { gap: 300_000, ..DirectoryRates::default() };
+        let (mut gone, mut errors) = (Vec::new(), 0);
+        for seed in 0..20 {
+            let (seen, compacted, _) = told(seed, gap);
+            errors += compacted;
+            gone.extend(all.iter().filter(|event| !seen.contains(event)).copied());
+        }
+        assert!(errors > 10 && gone.len() > 20);
+        let (deletes, rare) = (gone.iter().filter(|(_, is_put)| !is_put).count(), all.len() / 3);
+        assert_eq!(all.iter().filter(|(_, is_put)| !is_put).count(), rare);
+        assert!(deletes * 5 > gone.len() * 2, "{deletes} of {}, a third of all", gone.len());
+    }
+
+    #[test]
+    fn a_revision_goes_back_to_that_of_the_newest_key_and_counts_on_from_there() {
+        let (ex, s, faults) = service(5);
+        let (d, s2) = (s.client(0), s.clone());
+        ex.block_on(Nanos::from_secs(100), async move {
+            s2.apply(&put("kept", "1", 0)).unwrap();
+            s2.apply(&put("gone", "1", 0)).unwrap();
+            s2.set_rates(DirectoryRates { revision_back: 1_000_000, ..DirectoryRates::default() });
+            s2.apply(&delete("gone")).unwrap();
+            assert_eq!(s2.state().revision(), Revision(1));
+            // A watch of what was the present waits for the future, and misses what comes before.
+            let mut watch = d.watch("", Revision(3)).await.unwrap();
+            for n in 2..5 {
+                assert_eq!(
+                    s2.apply(&put("new", "x", if n == 2 { 0 } else { n - 1 })),
+                    Ok(TxnReply::Done(Revision(n)))
+                );
+            }
+            assert_eq!(watch.next().await.unwrap()[0].revision, Revision(4));
+        })
+        .unwrap();
+        assert_eq!(faults.count(FaultKind::DirectoryRevisionBack), 1);
+        ex.shutdown();
+    }
+
+    #[test]
+    fn a_name_that_was_touched_may_not_be_alive() {
+        let (ex, s, faults) = service(6);
+        let (d, s2) = (s.client(0), s.clone());
+        ex.block_on(Nanos::from_secs(100), async move {
+            d.touch("h1", 60_000).await.unwrap();
+            assert_eq!(d.alive().await.unwrap(), ["h1"]);
+            s2.set_rates(DirectoryRates { hint: 1_000_000, ..DirectoryRates::default() });
+            assert_eq!(d.alive().await.unwrap(), [""; 0]);
+            d.touch("h2", 60_000).await.unwrap();
+            s2.set_rates(DirectoryRates::default());
+            assert_eq!(d.alive().await.unwrap(), ["h1"]);
+        })
+        .unwrap();
+        assert_eq!(faults.count(FaultKind::HintOdd), 2);
         ex.shutdown();
     }
 }

@@ -815,6 +815,10 @@ fn of_directory<'a>(rates: &'a mut DirectoryRates, kind: &str) -> Option<&'a mut
         "late" => &mut rates.late,
         "stale-read" => &mut rates.stale,
         "watch-odd" => &mut rates.watch,
+        "watch-rewound" => &mut rates.rewound,
+        "watch-gap" => &mut rates.gap,
+        "hint-odd" => &mut rates.hint,
+        "revision-back" => &mut rates.revision_back,
         _ => return None,
     })
 }

@@ -1,7 +1,7 @@
 //! What a member answers to whom, asked directly.
 
 use atoll_format::id::{
-    ClusterId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session,
+    Addr, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session,
 };
 use atoll_format::op::BlockRange;
 use atoll_object::HostComponents;
@@ -15,7 +15,6 @@ use atoll_sim::reference_store::ReferenceStore;
 use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
-use atoll_transport::Identity;
 use atoll_world::components::ComponentSpec;
 use atoll_world::{Nanos, World};
 use std::cell::RefCell;
@@ -38,15 +37,9 @@ fn with_members<F: Future<Output = ()> + 'static>(
     let (executor, here) = (machines.executor().clone(), booted.clone());
     machines.set_boot(move |_, _, world| {
         let store = ReferenceStore::new(&executor, GroupId(1), 1 << 30, Rng::named(1, "store"));
-        let me = Identity {
-            cluster: ClusterId(1),
-            host: HostId(1),
-            shard: 0,
-            shards: 1,
-            incarnation: Incarnation(1),
-            name: "h0".into(),
-        };
-        let members = Members::new(world.clone(), &me, vec![store], HostComponents::of(1));
+        let me = Addr::from(HostId(1));
+        let of_host = HostComponents::of(1);
+        let members = Members::new(world.clone(), me, Vec::new(), vec![store], of_host);
         *here.borrow_mut() = Some((members, world));
     });
     machines.start(0);
@@ -75,12 +68,11 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
         create(&members, component).await;
         // What an earlier life of this host had granted has run out.
         world.sleep(GRACE).await;
-        let renew = Request::Renew {
-            incarnation: Incarnation(1),
-            serial: 1,
-            objects: vec![(object, Epoch(1))],
+        let renew = |serial| {
+            let (incarnation, objects) = (Incarnation(1), vec![(object, Epoch(1))]);
+            members.handle(old, Request::Renew { incarnation, serial, objects })
         };
-        let granted = members.handle(old, renew).await;
+        let granted = renew(1).await;
         assert!(
             matches!(&granted, Reply::Granted { excluded, .. } if excluded.is_empty()),
             "{granted:?}"
@@ -90,6 +82,7 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
             component,
             epoch: Epoch(2),
             incarnation: Incarnation(1),
+            outlived: Vec::new(),
             served: None,
         };
         let asked = world.now();
@@ -101,12 +94,7 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
         assert!(asked + GRACE <= world.now() + Nanos(wait_ns), "{wait_ns} ns of {GRACE}");
         let promised = members.fenced(component);
         assert_eq!(promised, Some(Epoch(2)), "the old owner can get no acknowledgement any more");
-        let renew = Request::Renew {
-            incarnation: Incarnation(1),
-            serial: 2,
-            objects: vec![(object, Epoch(1))],
-        };
-        let granted = members.handle(old, renew).await;
+        let granted = renew(2).await;
         assert!(
             matches!(&granted, Reply::Granted { excluded, .. } if excluded == &[object]),
             "{granted:?}"

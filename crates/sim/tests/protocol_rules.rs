@@ -199,7 +199,7 @@ fn r9_a_grace_of_one_lease_forgets_the_drift_of_clocks() {
 #[test]
 fn r9_a_restarted_member_waits_unless_only_a_dead_life_can_have_leases() {
     sound("restart", &restart::check(Rules::ALL));
-    for rule in [Rule::R9OnlyDeadLives, Rule::R9ServedIsSettled] {
+    for rule in [Rule::R9OnlyDeadLives, Rule::R9DeathIsProved, Rule::R9ServedIsSettled] {
         flawed(rule, Wrong::LeaseOutlivesFence, &restart::check(Rules::without(rule)));
     }
 }

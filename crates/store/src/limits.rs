@@ -118,6 +118,11 @@ pub const IDLE_CHECKPOINT: Nanos = Nanos::from_secs(60);
 /// So long after the scrub found a page damaged that memory has, a checkpoint writes it anew, with
 /// those that it has found since.
 pub const REWRITE_AFTER: Nanos = Nanos::from_secs(5);
+/// How often the scrub asks for a checkpoint first where too much is dirty for one more page; it
+/// finds the page again in its next pass.
+pub const REWRITE_TRIES: u32 = 10;
+/// Between two of them.
+pub const REWRITE_PAUSE: Nanos = Nanos::from_ms(500);
 
 /// Processor time of one batch and of one operation or block, for the simulator's model of it:
 /// measured order of magnitude, CRC-32C of 4 KiB included.

@@ -936,6 +936,9 @@ fn scrub_looks_at_pages_that_memory_has_and_writes_them_anew() {
     m.world.pass(Nanos::from_secs(8));
     assert_eq!(store.scrub_progress().blocks_bad, 0, "memory has them");
     assert!(store.counters().checksum_errors >= 4, "{:?}", store.counters());
+    let told = store.take_events();
+    let expect = |chunk| StoreEvent::PageRewritten { component: ID, chunk };
+    assert_eq!(told, [0, 1, 2, 3].map(expect));
     store.audit().expect("adds up");
     let after_a_crash = |image: Image| {
         let m = Machine::new(2, &[image]);
@@ -944,6 +947,40 @@ fn scrub_looks_at_pages_that_memory_has_and_writes_them_anew() {
     let lost = after_a_crash(rotten);
     assert!(lost.iter().all(|chunk| matches!(chunk, Err(StoreError::Bad(_)))), "{lost:?}");
     assert_eq!(after_a_crash(m.disks[0].image()), good);
+}
+
+#[test]
+fn more_rotten_pages_than_may_be_dirty_are_written_anew_too() {
+    const CHUNKS: u32 = 700;
+    let m = Machine::new(1, &formatted(1));
+    let store = m.store();
+    m.world.run(async {
+        make(&store, 1, CHUNKS * 256).await.expect("made");
+        for chunk in 0..CHUNKS {
+            let op = write_op(u64::from(chunk) + 1, chunk * 256, &[u64::from(chunk) + 1]);
+            store.append(ID, FIRST, op).await.expect("written");
+        }
+    });
+    m.world.pass(Nanos::from_secs(120));
+    let read = |m: &Machine, store: &Store<_>| {
+        let good = |&chunk: &u32| {
+            let found = m.world.run(versions(store, 1, chunk * 256, 1)).expect("runs");
+            found == Ok(vec![u64::from(chunk) + 1])
+        };
+        (0..CHUNKS).filter(good).count() as u32
+    };
+    assert_eq!(read(&m, &store), CHUNKS, "its pages are in memory now");
+    let image = m.disks[0].image();
+    let (from, len) = region(&image, RegionKind::Pages);
+    let pages = image.used().map(|b| b * 4096).filter(|at| (from..from + len).contains(at));
+    for at in pages.collect::<Vec<_>>() {
+        m.disks[0].flip(at + 100, 1);
+    }
+    store.scrub(None, 1 << 30);
+    m.world.pass(Nanos::from_secs(60));
+    store.audit().expect("adds up");
+    let m = Machine::new(2, &[m.disks[0].image()]);
+    assert_eq!(read(&m, &m.store()), CHUNKS, "after a crash");
 }
 
 #[test]

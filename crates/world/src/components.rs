@@ -222,6 +222,13 @@ pub enum StoreEvent {
         /// Which.
         block: u32,
     },
+    /// A device had lost the page of checksums of a chunk, which memory has: it is written anew.
+    PageRewritten {
+        /// Where.
+        component: ComponentId,
+        /// Which.
+        chunk: u32,
+    },
     /// The group has failed for good: nothing is written any more.
     Failed {
         /// A clause.

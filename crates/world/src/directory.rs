@@ -66,6 +66,18 @@ pub struct Listing {
     pub revision: Revision,
 }
 
+/// What has changed below a prefix since a revision.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Changes {
+    /// The keys that were written since, as they are; sorted by key.
+    pub entries: Vec<Entry>,
+    /// How many keys have the prefix now, changed or not: whoever knew all of them at that
+    /// revision, and now knows more, has missed that some were deleted.
+    pub keys: u64,
+    /// The revision it shows (at least).
+    pub revision: Revision,
+}
+
 /// One change that a watch reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WatchEvent {
@@ -105,6 +117,20 @@ pub trait Directory: Clone + 'static {
     fn get(&self, key: &str) -> impl Future<Output = Result<Option<Entry>, DirectoryError>>;
     /// All keys that start with `prefix`, possibly stale.
     fn list(&self, prefix: &str) -> impl Future<Output = Result<Listing, DirectoryError>>;
+    /// What has changed of the keys that start with `prefix` after `since`, possibly stale. Here:
+    /// by a list of all of them.
+    fn changes(
+        &self,
+        prefix: &str,
+        since: Revision,
+    ) -> impl Future<Output = Result<Changes, DirectoryError>> {
+        async move {
+            let Listing { mut entries, revision } = self.list(prefix).await?;
+            let keys = entries.len() as u64;
+            entries.retain(|entry| entry.modified > since);
+            Ok(Changes { entries, keys, revision })
+        }
+    }
     /// Changes of keys that start with `prefix`, after `after`.
     fn watch(
         &self,

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Where a daemon listens when the configuration says nothing.
 pub const DEFAULT_ENDPOINT: &str = "unix:///run/atoll/api.sock";
+/// The configuration that the package installs.
+const DEFAULT_CONFIG: &str = "/etc/atoll/atoll.toml";
 
 /// Mirrored block storage for virtual machines from the disks of several hosts.
 #[derive(Debug, Parser)]
@@ -111,6 +113,9 @@ pub enum Command {
     /// Clients of volumes
     #[command(subcommand)]
     Session(Session),
+    /// For the day something is wrong
+    #[command(subcommand)]
+    Support(Support),
     /// Whole clusters in virtual time, with every fault that there is
     #[command(subcommand)]
     Sim(SimCommand),
@@ -120,7 +125,7 @@ pub enum Command {
     /// Manual pages
     #[command(after_help = "Example: atoll man --dir /usr/local/share/man/man1")]
     Man(Man),
-    /// Run the embedded directory (started by `atoll dev`)
+    /// Run the embedded directory (started by `atoll dev`, and by the units of the package)
     #[command(hide = true)]
     #[command(after_help = "Example: atoll directory --file d/directory.db --socket d/socket")]
     Directory(Directory),
@@ -129,7 +134,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Configuration file; conf.d/*.toml beside it and ATOLL_* variables are read after it
-    #[arg(long, value_name = "FILE", default_value = "/etc/atoll/atoll.toml")]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub config: PathBuf,
     /// Read and check the configuration, and stop
     #[arg(long)]
@@ -283,6 +288,36 @@ pub enum Host {
         /// Its name or id
         host: String,
     },
+    /// Look at this machine, whether it can be a host, and say what is missing
+    #[command(after_help = "Example: atoll host prepare --check")]
+    Prepare(Prepare),
+}
+
+#[derive(Debug, Args)]
+pub struct Prepare {
+    /// Only look; nothing is changed
+    #[arg(long, required = true)]
+    pub check: bool,
+    /// Configuration of the host that this machine is to be
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Support {
+    /// Put what is needed on the day something is wrong into one file, without secrets
+    #[command(after_help = "Example: atoll support bundle --to /var/tmp/atoll.tar.gz")]
+    Bundle(Bundle),
+}
+
+#[derive(Debug, Args)]
+pub struct Bundle {
+    /// The file to make, mode 0600; without it, atoll-support-HOST-TIME.tar.gz here
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
+    /// Configuration of this host
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,12 +2,15 @@
 
 use super::args::Cli;
 use super::args::{
-    Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Resync, Scrub, Session,
-    Status, Task, Top, TopOf, Volume,
+    Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Prepare, Resync, Scrub,
+    Session, Status, Support, Task, Top, TopOf, Volume,
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
 use super::{profile, show};
+use crate::config;
+use crate::machine::facts;
+use crate::machine::findings::{self, State};
 use atoll_api::client::{Call, Followed};
 use atoll_api::envelope::{List, Missing};
 use atoll_api::routes::Op;
@@ -85,6 +88,9 @@ pub async fn run(context: &Context, command: Command) -> Run {
             };
             let list: List<types::Session> = context.list(call).await?;
             context.out.list(&list)
+        }
+        Command::Support(Support::Bundle(bundle)) => {
+            crate::support::bundle(context, bundle.to, &bundle.config).await
         }
         Command::Completion(completion) => self::completion(context, &completion),
         Command::Man(man) => self::man(context, man),
@@ -224,6 +230,24 @@ async fn host(context: &Context, host: Host) -> Run {
             let call = Call::to(Op::HostShow, &[checked("host", &host)?]);
             context.out.one(&context.item::<types::Host>(call).await?)
         }
+        Host::Prepare(prepare) => self::prepare(context, prepare).await,
+    }
+}
+
+/// Says what this machine lacks; exit code 4 if that keeps a host from running.
+async fn prepare(context: &Context, prepare: Prepare) -> Run {
+    let facts = facts::gather(&prepare.config, config::environment()?).await;
+    let found = findings::all(&facts);
+    let missing = found.iter().filter(|finding| finding.state == State::Missing).count();
+    context.out.list(&List::new(found, None, atoll_real::unix_ms()))?;
+    match missing {
+        0 => Ok(()),
+        1 => Err(Problem::new(Code::Conflict, "this machine lacks something that a host needs")
+            .hint("the line 'missing' says what to do")
+            .into()),
+        n => Err(Problem::new(Code::Conflict, format!("this machine lacks {n} things"))
+            .hint("the lines 'missing' say what to do")
+            .into()),
     }
 }
 

@@ -74,6 +74,8 @@ fn meaningless(cli: &Cli) -> Option<Problem> {
         Command::Directory(_) => ("directory", false),
         Command::Sim(_) => ("sim", false),
         Command::Dev(_) => ("dev", false),
+        Command::Host(args::Host::Prepare(_)) => ("host prepare", false),
+        Command::Support(_) => ("support bundle", false),
         Command::Completion(_) => ("completion", false),
         Command::Man(_) => ("man", false),
         // They are many requests, and the data goes another way.

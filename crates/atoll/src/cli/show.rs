@@ -1,10 +1,11 @@
 //! Things of the interface as lines of tables and short texts.
 
 use super::out::{Out, Row};
+use crate::machine::findings::Finding;
 use atoll_api::types::{
-    Cluster, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level, Member,
-    MemberState, Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status, Task,
-    TaskState, Volume, VolumeState,
+    Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level,
+    Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status,
+    Task, TaskState, Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -152,6 +153,7 @@ pub fn status(out: &Out, status: &Status) -> String {
     let mut text = out.pairs(&[
         pair("cluster", format!("{} ({})", status.cluster.name, status.cluster.id)),
         pair("health", level(status.health.level)),
+        pair("directory", status.directory.as_ref().map_or_else(|| "unknown".into(), directory)),
         pair("hosts", format!("{} of {} up", status.hosts_up, status.hosts)),
         pair(
             "volumes",
@@ -191,6 +193,24 @@ pub fn status(out: &Out, status: &Status) -> String {
         }
     }
     text
+}
+
+/// Where the cluster's state is kept, on one line.
+fn directory(of: &Directory) -> String {
+    let Some(has_leader) = of.has_leader else { return of.kind.clone() };
+    let told: Vec<_> = of.members.iter().filter(|member| !member.version.is_empty()).collect();
+    let mut versions: Vec<&str> = told.iter().map(|member| member.version.as_str()).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    let (count, all) = (told.len(), of.members.len());
+    let leader = match told.iter().find(|member| member.leads) {
+        Some(leader) => format!("{} leads", leader.endpoint),
+        None if has_leader => "none of them leads".into(),
+        None => "no leader, its quorum is lost".into(),
+    };
+    let size = told.iter().map(|member| member.db_bytes).max().unwrap_or(0);
+    let kind = [&[of.kind.as_str()][..], &versions].concat().join(" ");
+    format!("{kind}: {count} of {all} members, {leader}, {}", iec(size))
 }
 
 /// One line for monitoring plug-ins.
@@ -283,6 +303,17 @@ impl Row for Host {
     }
     fn name(&self) -> String {
         self.name.clone()
+    }
+}
+
+impl Row for Finding {
+    const HEAD: &'static [&'static str] = &["STATE", "CHECK", "FOUND", "NEXT STEP"];
+    fn cells(&self) -> Vec<String> {
+        let state = self.state.name().to_owned();
+        vec![state, self.name(), self.found.clone(), or_dash(Some(&self.next_step))]
+    }
+    fn name(&self) -> String {
+        format!("{} {}", self.check, self.subject).trim_end().to_owned()
     }
 }
 

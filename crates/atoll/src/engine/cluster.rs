@@ -118,18 +118,23 @@ impl Engine {
 
     /// The whole at a glance, with every check that did not pass.
     pub async fn status(&self, scope: &Scope) -> Collected<Status> {
-        let (mut uses, mut theirs) = (Told::whole(Vec::new()), Told::whole(Vec::new()));
-        if *scope == Scope::Cluster {
+        let others = async {
+            if *scope == Scope::Local {
+                return Ok((Told::whole(Vec::new()), Told::whole(Vec::new())));
+            }
             self.look(scope).await?;
             let both = join(
                 self.told_by_each::<VolumeUse>(Question::VolumeUse),
                 self.told_by_each::<HealthCheck>(Question::Checks),
             );
-            let (told_uses, told_checks) = both.await;
-            (uses, theirs) = (told_uses?, told_checks?);
-        }
+            let (uses, checks) = both.await;
+            Ok::<_, Problem>((uses?, checks?))
+        };
+        let ((directory, of_directory), others) = join(self.directory_health(), others).await;
+        let (uses, theirs) = others?;
         let (cluster, facts) = (self.cluster().await?, self.facts().await?);
         let mut checks = self.local_checks();
+        checks.extend(of_directory);
         let told = uses.and(theirs.missing);
         if *scope == Scope::Cluster {
             checks.extend(facts.checks().into_iter().map(check_item));
@@ -139,6 +144,7 @@ impl Engine {
         }
         checks.sort_by(|a, b| b.level.cmp(&a.level).then(a.name.cmp(&b.name)));
         let mut status = summary(cluster, &facts, self.figures().await?.io(), checks);
+        status.directory = directory;
         Ok(told.map(|each| {
             status.io = each.iter().map(|(_, uses)| sum(uses)).fold(status.io, add);
             status
@@ -286,6 +292,7 @@ fn summary(cluster: Cluster, facts: &ClusterFacts, io: Io, checks: Vec<HealthChe
     Status {
         cluster,
         health: Health { level, checks },
+        directory: None,
         space: facts.space().map(space_item),
         promised_bytes: promised.promised_bytes,
         exist_bytes: promised.exist_bytes,

@@ -227,7 +227,10 @@ impl Engine {
             Question::VolumeUse => {
                 page(self.figures().await?.in_use(), |u| u.volume.clone(), after)
             }
-            Question::Checks => page(self.local_checks(), |c| c.message.clone(), after),
+            Question::Checks => {
+                let checks = self.local_checks().into_iter().chain(self.directory_lost());
+                page(checks.collect(), |c| c.message.clone(), after)
+            }
             Question::Disks => page(self.disks().await?, |disk| disk.path.clone(), after),
             Question::Scrubs => page(self.scrubs()?, |scrub| scrub.group.clone(), after),
             Question::Sessions { volume } => {

@@ -11,6 +11,8 @@
 mod admin;
 mod cluster;
 mod control;
+mod directory;
+mod directory_health;
 mod disks;
 mod event_files;
 mod host;
@@ -33,16 +35,16 @@ use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
-use atoll_format::record::ClusterRecord;
+use atoll_format::record::{ClusterRecord, key};
 use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
-    About, Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity,
+    About, Before, EventMark, EventsKept, JoinError, Life, Node, NodeConfig, OtherLife, Severity,
     TaskBook, before, check_host_name, find_or_found,
 };
-use atoll_real::directory::DirectoryClient;
 use atoll_real::{RealNet, RealStream, Siblings, StreamListener};
-use atoll_world::Nanos;
 use atoll_world::stream::ByteStream;
+use atoll_world::{Directory, Nanos, World};
+use directory::HostDirectory;
 use disks::Slots;
 use event_files::EventFiles;
 use futures_util::future::{FutureExt, try_join};
@@ -144,6 +146,16 @@ impl Engine {
         })
     }
 
+    /// A round trip through the thread of every shard: none once the host serves, else what it is
+    /// at.
+    ///
+    /// # Errors
+    /// A shard has ended, or takes no calls.
+    pub async fn round_trip(&self) -> Result<Option<String>, Problem> {
+        self.shards.all_others(|_| async { Ok(()) }).await?;
+        Ok(self.running().err().map(|starting| starting.detail))
+    }
+
     fn say(&self, phase: String) {
         if *self.phase.borrow() != phase {
             tracing::info!("{phase}");
@@ -241,8 +253,11 @@ impl Engine {
         let (files, earlier, said) = EventFiles::open(data.path(), self.host);
         let files = self.events.get_or_init(|| Rc::new(files)).clone();
         let kept = EventsKept { events: earlier, sink: files.clone() };
+        let incarnation = Incarnation(world.random());
+        // Noted before it is granted any lease.
+        let life = Life { incarnation, outlived: data.begin_life(incarnation) };
         let (node, first) =
-            Node::start_first(world.clone(), config, shards, own.take_groups(), kept);
+            Node::start_first(world.clone(), config, life, shards, own.take_groups(), kept);
         if let Some(incarnation) = over {
             node.is_over(incarnation);
         }
@@ -295,14 +310,12 @@ impl Engine {
     }
 
     /// Connects to the directory; waits for as long as it takes.
-    async fn directory(&self) -> DirectoryClient {
+    async fn directory(&self) -> HostDirectory {
+        let config = &self.config.directory;
         loop {
-            match DirectoryClient::connect(&self.config.directory_socket).await {
+            match HostDirectory::connect(config).await {
                 Ok(directory) => return directory,
-                Err(e) => self.say(format!(
-                    "this host waits for the directory at {}: {e}",
-                    self.config.directory_socket.display()
-                )),
+                Err(e) => self.say(format!("this host waits for the directory at {config}: {e}")),
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
@@ -310,7 +323,18 @@ impl Engine {
 
     /// Finds the cluster, or founds it; makes sure that this host belongs to it.
     async fn join(&self, world: &HostWorld, data: &DataDir) -> Result<ClusterRecord, Problem> {
+        let known: Option<ClusterId> = data.known("cluster-id")?;
+        let which = "directory.socket, or directory.endpoints and prefix, name the directory; \
+                     host.data_dir is this host's identity";
         let cluster = loop {
+            // Who belongs to a cluster founds no other one in a directory that is lost, or wrong.
+            if let (Some(known), Ok(None)) = (known, world.directory().get(key::CLUSTER).await) {
+                let detail = format!(
+                    "this host belongs to cluster {known}, and its directory, {}, holds no cluster",
+                    self.config.directory
+                );
+                return Err(Problem::new(Code::Conflict, detail).hint(which));
+            }
             match find_or_found(world).await {
                 Ok((cluster, is_new)) => {
                     if is_new {
@@ -331,7 +355,7 @@ impl Engine {
                     cluster.id
                 ),
             )
-            .hint("directory.socket names the directory, host.data_dir this host's identity"));
+            .hint(which));
         }
         loop {
             match check_host_name(world, self.host, &self.config.host_name).await {

@@ -4,6 +4,7 @@
 //! Invariants: everything here lives on the shard's thread; its disks are opened, then it starts,
 //! then it serves, once each.
 
+use super::directory::HostDirectory;
 use super::disks::{self, Identity, Slots, Started};
 use super::host::{HostNode, HostStore, HostWorld};
 use super::meter::{Figures, Meter, MeteredVolumes, PEER};
@@ -17,7 +18,6 @@ use atoll_front::limits::Limits;
 use atoll_front::nbd::{Server, Stats, Suspended};
 use atoll_node::{About, FirstShard, Node, Severity};
 use atoll_object::promised::promised_bytes;
-use atoll_real::directory::DirectoryClient;
 use atoll_real::{
     DetachedStream, RealNet, RealStream, RealWorld, Siblings, limit_cpu_latency, set_busy_poll_max,
 };
@@ -219,7 +219,7 @@ impl Shard {
     ) -> Result<(), Problem> {
         let net = RealNet::of_shard(self.number, &addresses, &self.plan.siblings);
         let directory = loop {
-            match DirectoryClient::connect(&self.plan.config.directory_socket).await {
+            match HostDirectory::connect(&self.plan.config.directory).await {
                 Ok(directory) => break directory,
                 // Shard 0, which is connected, says it when it stays away.
                 Err(error) => tracing::debug!("shard {}: {error}", self.number),
@@ -443,7 +443,7 @@ impl Shard {
 ///
 /// # Errors
 /// The system gives no entropy.
-pub fn world(net: RealNet, directory: DirectoryClient) -> Result<HostWorld, Problem> {
+pub fn world(net: RealNet, directory: HostDirectory) -> Result<HostWorld, Problem> {
     RealWorld::new(net, directory)
         .map_err(|e| Problem::new(Code::Failed, format!("no entropy: {e}")))
 }

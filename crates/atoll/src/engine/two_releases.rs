@@ -1,6 +1,7 @@
 //! A host beside one of an older release, over real sockets: the engine behind its REST server, and
 //! a node whose answers are those of a release that knows fewer questions.
 
+use super::directory::HostDirectory;
 use super::event_files::EventFiles;
 use super::host::HostNode;
 use super::{Bound, Engine, EngineControl, Plan, shard};
@@ -14,8 +15,8 @@ use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::Op;
 use atoll_api::types::{DiskWipe, DiskWipeRequest, Profile, Session, Volume};
 use atoll_api::{Client, Code, Endpoint, Problem};
-use atoll_format::id::HostId;
-use atoll_node::{EventsKept, Manager, NodeConfig, find_or_found};
+use atoll_format::id::{HostId, Incarnation};
+use atoll_node::{EventsKept, Life, Manager, NodeConfig, find_or_found};
 use atoll_real::directory::{DirectoryClient, DirectoryServer};
 use atoll_real::{RealNet, Siblings};
 use serde::Deserialize;
@@ -64,7 +65,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     let net = RealNet::bind_for(&any, &Siblings::of(1)).unwrap();
     let peers = net.addresses().iter().map(ToString::to_string).collect();
     let client = DirectoryClient::connect(directory).await.unwrap();
-    let world = shard::world(net, client).unwrap();
+    let world = shard::world(net, HostDirectory::Embedded(client)).unwrap();
     let (cluster, _) = find_or_found(&world).await.unwrap();
     let config = NodeConfig {
         cluster: cluster.id,
@@ -77,8 +78,9 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     };
     std::fs::create_dir_all(data).unwrap();
     let (files, events, _) = EventFiles::open(data, HostId(2));
-    let node =
-        HostNode::start(world, config, Vec::new(), EventsKept { events, sink: Rc::new(files) });
+    let kept = EventsKept { events, sink: Rc::new(files) };
+    let life = Life { incarnation: Incarnation(1), outlived: Vec::new() };
+    let node = HostNode::start(world, config, life, Vec::new(), kept);
     node.set_manager(old_manager());
     node.arrive().await;
     node

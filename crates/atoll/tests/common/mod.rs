@@ -23,6 +23,18 @@ use tokio::sync::watch;
 /// The time of the made-up world: 2026-11-20T12:00:00Z.
 pub const NOW_MS: u64 = 1_795_176_000_000;
 
+/// A good member of etcd.
+fn member(endpoint: &str, leads: bool) -> DirectoryMember {
+    DirectoryMember {
+        endpoint: endpoint.into(),
+        used: leads,
+        leads,
+        version: "3.6.9".into(),
+        db_bytes: 20 << 10,
+        trouble: String::new(),
+    }
+}
+
 #[derive(Default)]
 pub struct State {
     pub volumes: BTreeMap<String, Volume>,
@@ -154,6 +166,11 @@ impl Control for Fake {
         self.told(Status {
             cluster,
             health,
+            directory: Some(Directory {
+                kind: "etcd".into(),
+                has_leader: Some(true),
+                members: vec![member("10.0.0.1:2379", true), member("10.0.0.2:2379", false)],
+            }),
             space: Some(Space {
                 capacity_bytes: 24 << 30,
                 used_bytes: 12 << 30,

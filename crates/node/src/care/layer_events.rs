@@ -130,6 +130,17 @@ impl<W: World, S: Components> Node<W, S> {
                 self.0.repairs.add(component, block / BLOCKS_PER_CHUNK);
                 return;
             }
+            StoreEvent::PageRewritten { component, chunk } => {
+                let object = self.0.objects.members().object_of(component);
+                let message = format!(
+                    "checksums of chunk {chunk} of component {component} were damaged on {}, and \
+                     are written anew from memory",
+                    self.disks_of(group)
+                );
+                let about = About { object, numbers: vec![("chunk", chunk.into())], ..about() };
+                self.note(Severity::Warning, "page-rewritten", about, message);
+                return;
+            }
             StoreEvent::Failed { why, cause } => {
                 assert!(!why.is_empty(), "disk group {group} has failed for no reason");
                 let why = self.with_paths(group, &why);

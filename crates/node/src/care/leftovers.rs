@@ -8,14 +8,13 @@ use crate::event_log::{About, Severity};
 use crate::host_board::Named;
 use crate::node::Node;
 use atoll_format::id::{ComponentId, Epoch, ObjectId};
-use atoll_format::record::{
-    self, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, VolumeRecord, key,
-};
+use atoll_format::record::{self, ObjectRecord, ObjectState, RECORD_VERSION, ReapedRecord, key};
 use atoll_format::units::iec;
 use atoll_object::message::Request;
-use atoll_world::directory::{Compare, Directory, KeyChange, Listing, Revision, Txn, TxnReply};
+use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
 use atoll_world::{Components, Nanos, World, mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// How often left-over components are looked for.
 const REAP_EVERY: Nanos = Nanos::from_secs(5);
@@ -43,19 +42,16 @@ impl<W: World, S: Components> Node<W, S> {
         loop {
             self.world().sleep(REAP_EVERY).await;
             self.tidy_locks().await;
-            let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let Some(objects) = self.0.view.objects() else { continue };
             let now = self.world().now();
             let mut named = BTreeSet::new();
             let mut epochs = BTreeMap::new();
             let before = std::mem::take(&mut in_the_making);
-            for entry in &listing.entries {
-                let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
-                    continue;
-                };
+            for (record, modified) in &objects {
                 named.extend(record.members().map(|(_, m)| m.component));
                 epochs.insert(record.id, record.epoch);
                 match record.state {
-                    ObjectState::Deleting => self.finish_delete(&record, entry.modified).await,
+                    ObjectState::Deleting => self.finish_delete(record, *modified).await,
                     ObjectState::Creating => {
                         let since = before.get(&record.id).copied().unwrap_or(now);
                         in_the_making.insert(record.id, since);
@@ -68,7 +64,7 @@ impl<W: World, S: Components> Node<W, S> {
                 }
             }
             if self.is_first() {
-                self.remove_nameless(&listing, &mut nameless).await;
+                self.remove_nameless(&objects, &mut nameless).await;
             }
             if self.0.place.shards > 1 {
                 let named = Named { components: named.clone(), epochs: epochs.clone() };
@@ -78,7 +74,7 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// A shard other than 0 looks after its own components only, by what shard 0 has listed.
+    /// A shard other than 0 looks after its own components only, by what shard 0 has seen.
     pub(crate) async fn reap_in_shard(self) {
         let mut orphans: BTreeMap<ComponentId, Nanos> = BTreeMap::new();
         loop {
@@ -122,24 +118,16 @@ impl<W: World, S: Components> Node<W, S> {
     /// Finds objects that no name leads to, which nobody can use or delete, says so, and has them
     /// deleted once they have been seen for [`NAMELESS_AFTER`]. Earlier releases left some when
     /// a volume was deleted while it was made.
-    async fn remove_nameless(&self, objects: &Listing, seen: &mut BTreeMap<ObjectId, Nanos>) {
-        let Ok(names) = self.world().directory().list(key::VOLUMES).await else { return };
-        // A view of the names that is older than that of the objects shows some as without one.
-        if names.revision < objects.revision {
-            return;
-        }
-        let named: BTreeSet<ObjectId> = names
-            .entries
-            .iter()
-            .filter_map(|e| record::decode::<VolumeRecord>(&e.key, &e.value).ok())
-            .map(|volume| volume.object)
-            .collect();
+    async fn remove_nameless(
+        &self,
+        objects: &[(Rc<ObjectRecord>, Revision)],
+        seen: &mut BTreeMap<ObjectId, Nanos>,
+    ) {
+        let names = self.0.view.volumes();
+        let named: BTreeSet<ObjectId> = names.values().map(|(volume, _)| volume.object).collect();
         let now = self.world().now();
         let before = std::mem::take(seen);
-        for entry in &objects.entries {
-            let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
-                continue;
-            };
+        for (record, _) in objects {
             if record.state == ObjectState::Deleting || named.contains(&record.id) {
                 continue;
             }
@@ -150,9 +138,9 @@ impl<W: World, S: Components> Node<W, S> {
             }
             // Confirmed by a transaction: neither the object nor its name has moved.
             let name_key = key::volume(&record.name);
-            let at = names.entries.iter().find(|e| e.key == name_key).map(|e| e.modified);
+            let at = names.get(&name_key).map(|(_, modified)| *modified);
             let guard = Compare { key: name_key, modified: at.unwrap_or_default() };
-            let as_seen = |r: &ObjectRecord| *r == record;
+            let as_seen = |r: &ObjectRecord| *r == **record;
             if self.start_delete(record.id, &[guard], as_seen).await.is_ok() {
                 sometimes!("care.nameless_object_removed");
                 let size = iec(record.size_bytes);

@@ -3,8 +3,7 @@
 use crate::admin::message::AdminRequest;
 use crate::node::Node;
 use atoll_format::id::Addr;
-use atoll_format::record::{self, MemberRecord, ObjectRecord, ObjectState, OwnerRecord, key};
-use atoll_world::directory::Directory;
+use atoll_format::record::{MemberRecord, ObjectRecord, ObjectState, OwnerRecord};
 use atoll_world::{Components, Nanos, World, mutant, sometimes};
 use std::collections::BTreeMap;
 
@@ -16,12 +15,9 @@ impl<W: World, S: Components> Node<W, S> {
     pub(crate) async fn care_for_objects(self) {
         loop {
             self.world().sleep(CARE_EVERY).await;
-            let Ok(listing) = self.world().directory().list(key::OBJECTS).await else { continue };
+            let Some(objects) = self.0.view.objects() else { continue };
             let mut names = BTreeMap::new();
-            for entry in listing.entries {
-                let Ok(record) = record::decode::<ObjectRecord>(&entry.key, &entry.value) else {
-                    continue;
-                };
+            for (record, _) in objects {
                 names.insert(record.id, record.name.clone());
                 if let Some(owner) = self.owner_beside(&record) {
                     self.care_beside(owner, &record);

@@ -1,19 +1,14 @@
 //! This host's record in the directory, and the list of all hosts.
 
+use crate::directory_view::Dated;
+use crate::membership::follow::RETRY_EVERY;
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use atoll_format::id::HostId;
 use atoll_format::record::{self, GroupRecord, HostRecord, RECORD_VERSION, key};
-use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply, Watch};
-use atoll_world::{Components, Nanos, World};
+use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
+use atoll_world::{Components, World};
 use std::collections::BTreeMap;
-
-/// Between attempts to reach the directory.
-const RETRY_EVERY: Nanos = Nanos::from_ms(500);
-/// A watch that says nothing for this long is doubted: list again.
-const RELIST_EVERY: Nanos = Nanos::from_secs(5);
-
-const _: () = assert!(RETRY_EVERY.0 < RELIST_EVERY.0);
 
 impl<W: World, S: Components> Node<W, S> {
     fn record(&self, of_others: Vec<GroupRecord>) -> HostRecord {
@@ -70,36 +65,12 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// Keeps the list of hosts up to date: a watch, and a fresh list whenever in doubt.
-    pub(crate) async fn watch_hosts(self) {
-        loop {
-            let Ok(listing) = self.world().directory().list(key::HOSTS).await else {
-                self.world().sleep(RETRY_EVERY).await;
-                continue;
-            };
-            let mut hosts: Vec<HostRecord> = Vec::new();
-            for entry in &listing.entries {
-                let Ok(record) = record::decode::<HostRecord>(&entry.key, &entry.value) else {
-                    continue;
-                };
-                if record.id == self.0.config.host {
-                    self.check_own(&record, entry.modified);
-                }
-                hosts.push(record);
-            }
-            self.set_hosts(hosts);
-            let Ok(mut watch) = self.world().directory().watch(key::HOSTS, listing.revision).await
-            else {
-                self.world().sleep(RETRY_EVERY).await;
-                continue;
-            };
-            // A change only says that a new list is worth while: late, double or lost events do
-            // no harm.
-            let until = self.world().now() + RELIST_EVERY;
-            if let Ok(Err(_)) = self.world().timeout_at(until, watch.next()).await {
-                self.world().sleep(RETRY_EVERY).await;
-            }
+    /// These are the hosts.
+    pub(crate) fn take_hosts(&self, hosts: &[Dated<HostRecord>]) {
+        for (record, modified) in hosts.iter().filter(|(h, _)| h.id == self.0.config.host) {
+            self.check_own(record, *modified);
         }
+        self.set_hosts(hosts.iter().map(|(record, _)| HostRecord::clone(record)).collect());
     }
 
     fn set_hosts(&self, records: Vec<HostRecord>) {

@@ -1,6 +1,7 @@
 //! Membership of the cluster: this host's record in the directory, everybody else's, and what hosts
 //! say of themselves.
 
+pub(crate) mod follow;
 mod hosts;
 pub(crate) mod join;
 mod own_status;

@@ -52,20 +52,30 @@ impl<W: World, S: Components> Node<W, S> {
     pub(crate) async fn follow_first_shard(self) {
         assert!(!self.is_first_shard(), "shard 0 follows nobody");
         let (place, objects) = (&self.0.place, &self.0.objects);
-        let mut last = None;
+        let (mut last, mut last_hosts) = (None, None);
         loop {
             self.tell_board();
+            let hosts = place.board.seen().map(|seen| seen.hosts);
+            if let Some(hosts) = hosts.filter(|hosts| !is_same(last_hosts.as_ref(), hosts)) {
+                self.take_hosts(&hosts);
+                last_hosts = Some(hosts);
+            }
             if let Some(settings) = place.board.settings() {
                 objects.set_settings(share(settings, place.shards));
             }
             let known = place.board.known();
-            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &known)) {
+            if !is_same(last.as_ref(), &known) {
                 objects.set_inventory(known.hosts.clone(), known.used.clone());
                 last = Some(known);
             }
             self.world().sleep(BOARD_EVERY).await;
         }
     }
+}
+
+/// Whether nothing new was put on the board.
+fn is_same<T>(last: Option<&Arc<T>>, now: &Arc<T>) -> bool {
+    last.is_some_and(|last| Arc::ptr_eq(last, now))
 }
 
 /// What of the host's settings each of its shards keeps to: a limit is the host's.

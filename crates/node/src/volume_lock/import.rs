@@ -85,6 +85,8 @@ impl<W: World, S: Components> Node<W, S> {
         }
         let volume = ObjectVolume::open(self.0.objects.clone(), id).await;
         let volume = volume.map_err(|e| ManageError::Failed(e.to_string()))?;
+        // As for a shrink: guests wait for their turns, not the administrator.
+        volume.set_unlimited();
         let emptied = volume.discard(0, view.record.size_bytes).await;
         emptied.map_err(|e| {
             let what = format!("volume {} could not be emptied whole: {e}", view.name);

@@ -53,6 +53,11 @@ impl LockTable {
         self.noted.borrow().get(&object).cloned()
     }
 
+    /// Whether all locks that this host was told of are like that.
+    pub(crate) fn all(&self, is_so: impl Fn(&NotedLock) -> bool) -> bool {
+        self.noted.borrow().values().all(is_so)
+    }
+
     /// Forgets all locks but those.
     pub(crate) fn retain(&self, is_kept: impl Fn(&NotedLock) -> bool) {
         self.noted.borrow_mut().retain(|_, noted| is_kept(noted));

@@ -135,8 +135,8 @@ impl<W: World, S: Components> HostObjects<W, S> {
         self.take(object, (record, revision)).await
     }
 
-    /// A client on another host asks for an object that this shard does not own: takes it back if an
-    /// earlier life owned it, and nobody since.
+    /// A client on another host asks for an object that this shard does not own: takes it back if
+    /// an earlier life owned it, and nobody since.
     pub(super) async fn take_back(&self, object: ObjectId) {
         if self.0.stopping.get() {
             return;

@@ -77,12 +77,14 @@ async fn fence_one<W: World, P: Protocol>(
         match members.fence(to, record.id, record.served, world.now() + CALL_DEADLINE).await {
             Ok(None) => break,
             // Leases end by themselves: their renewals have stopped. Short steps, since one may be
-            // given back. One that is held up for longer than it said at first has restarted: in a
-            // crash loop it would never promise anything.
+            // given back. One that is held up for longer than it said has restarted: in a crash
+            // loop it would never promise anything, so it has the same moment to come up.
             Ok(Some(wait)) => {
                 let (now, wait) = (world.now(), wait.min(GRACE));
-                let until = *held_until.get_or_insert(now + wait + wait / 8 + RETRY_EVERY);
-                if now > until.max(reach_until) {
+                if held_until.is_none() || now <= reach_until {
+                    held_until = held_until.max(Some(now + wait + wait / 8 + RETRY_EVERY));
+                }
+                if held_until < Some(now) {
                     sometimes!("takeover.member_is_held_up_again");
                     return Err(Refusal::Unreachable);
                 }

@@ -129,6 +129,17 @@ kinds! {
     KillAtStep = "kill-at-step",
     /// One shard of a host whose thread was not scheduled, while its siblings' were.
     ShardStarved = "shard-starved",
+    /// A watch that went back in time: it told events again, old ones first (etcd below 3.4.25).
+    WatchRewound = "watch-rewound",
+    /// A watch that a compaction overtook: it said so, or lost events, or only those of deleted
+    /// keys, without a word (etcd below 3.4.36).
+    WatchGap = "watch-gap",
+    /// A name that was published as alive and is not seen so: its lease was revoked, and keeping
+    /// it alive seemed to succeed (etcd below 3.4.38).
+    HintOdd = "hint-odd",
+    /// A directory that counted on from a lower revision, that of its newest key: what was written
+    /// last had been deleted, and its history compacted (etcd below 3.4.32).
+    DirectoryRevisionBack = "directory-revision-back",
 }
 
 /// How many kinds there were first. Each later one is drawn from a stream of its own, so that a

@@ -61,6 +61,15 @@ pub struct DirectoryRates {
     pub stale: u32,
     /// A watch event comes late, twice or never.
     pub watch: u32,
+    /// A watch tells old events again.
+    pub rewound: u32,
+    /// A watch cannot go on, or tells not all of what has happened.
+    pub gap: u32,
+    /// A name is not seen as alive.
+    pub hint: u32,
+    /// Of those transactions behind which no key has the newest revision: the directory goes on
+    /// from the newest revision that a key has.
+    pub revision_back: u32,
 }
 
 /// What a seed does to a cluster.
@@ -227,6 +236,8 @@ impl Plan {
             late: rate(FaultKind::DirectoryLate, 100_000),
             stale: rate(FaultKind::DirectoryStaleRead, 300_000),
             watch: rate(FaultKind::WatchOdd, 300_000),
+            // Drawn below, each from its own stream.
+            ..DirectoryRates::default()
         };
         let timed = |k: &FaultKind| TIMED.contains(k) && on.has(*k);
         let mut events: Vec<FaultKind> = FaultKind::ALL.iter().copied().filter(timed).collect();
@@ -275,7 +286,8 @@ impl Plan {
             FaultKind::AnswerLost
             | FaultKind::LaneStalled
             | FaultKind::OrderlyStop
-            | FaultKind::ShardStarved => self.victim.is_none(),
+            | FaultKind::ShardStarved
+            | FaultKind::DirectoryRevisionBack => self.victim.is_none(),
             FaultKind::PartitionAbrupt => self.on.has(FaultKind::Partition),
             _ => true,
         };
@@ -283,12 +295,16 @@ impl Plan {
             return;
         }
         self.on = self.on.with(kind);
-        let rate = |rng: &mut Rng, most: u64| rng.span(Nanos(20), Nanos(most)).0 as u32;
+        let mut rate = |most: u64| {
+            let ppm = rng.span(Nanos(20), Nanos(most)).0 as u32;
+            if muted { ppm | MUTED } else { ppm }
+        };
         match kind {
-            FaultKind::AnswerLost => {
-                let ppm = rate(rng, 3_000);
-                self.net.answer_lost = if muted { ppm | MUTED } else { ppm };
-            }
+            FaultKind::AnswerLost => self.net.answer_lost = rate(3_000),
+            FaultKind::WatchRewound => self.directory.rewound = rate(300_000),
+            FaultKind::WatchGap => self.directory.gap = rate(300_000),
+            FaultKind::HintOdd => self.directory.hint = rate(500_000),
+            FaultKind::DirectoryRevisionBack => self.directory.revision_back = rate(1_000_000),
             // A way in which the partitions of this seed begin; what has moments of its own.
             FaultKind::PartitionAbrupt | FaultKind::KillAtMark | FaultKind::KillAtStep => {}
             // See `Plan::of_shards`.

@@ -2,9 +2,12 @@
 //!
 //! A host forgets what leases it has granted when it restarts, and for one grace it puts off the
 //! answers to fences. It does not where the record says that the last owner whose takeover was
-//! settled was of a life that is over: of this host, or of the host that fences.
+//! settled was of a life that is over: of this host, or of the host that fences, which know the
+//! lives that had the lock of their data directory before them.
 //!
-//! Two hosts own the object in turns and hold a copy each; they crash, restart and are dropped. A
+//! Two hosts own the object in turns and hold a copy each; they crash, restart and are dropped. One
+//! may start a second time, from a copy of its data directory, while its owner goes on: the twin,
+//! until it hears that there is another. The new life has the disks, and another lock. A
 //! member that puts a fence off is asked again, as is one whose answer was lost. A lease is
 //! running, or it is not: a member's own view of it, and its silence after a restart, may last
 //! longer, and never end before it.
@@ -21,8 +24,11 @@ use super::{Rule, Rules, Wrong};
 const HOSTS: usize = 2;
 /// The highest epoch that is claimed.
 const EPOCHS: u8 = 3;
-/// Crashes of hosts, in all.
+/// Crashes of hosts, in all; a start from a copy counts as one.
 const CRASHES: u8 = 2;
+/// Whose leases are told apart: those of a host's present life, or the twin's.
+const OWNERS: usize = HOSTS + 1;
+const TWIN: usize = HOSTS;
 
 /// See `ServedRecord` of the record's format.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,6 +43,7 @@ struct Fence {
     epoch: u8,
     host: u8,
     life: u8,
+    first: u8,
     served: Option<Served>,
 }
 
@@ -53,6 +60,8 @@ enum Phase {
 struct Host {
     up: bool,
     life: u8,
+    /// The first life that had the lock which this one has.
+    first: u8,
     // Its copy.
     promised: u8,
     /// It has just started.
@@ -69,6 +78,16 @@ struct Host {
     late: Option<Fence>,
 }
 
+/// An owner that goes on beside a later life of its host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Twin {
+    host: u8,
+    life: u8,
+    epoch: u8,
+    active: u8,
+    number: u8,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Directory {
     epoch: u8,
@@ -80,10 +99,11 @@ struct Directory {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
     hosts: [Host; HOSTS],
+    twin: Option<Twin>,
     /// The lease of an owner (second) from a member (first) that is running: its epoch, else 0.
-    leases: [[u8; HOSTS]; HOSTS],
+    leases: [[u8; OWNERS]; HOSTS],
     /// Whether it was granted in an earlier life of the member.
-    forgotten: [[bool; HOSTS]; HOSTS],
+    forgotten: [[bool; OWNERS]; HOSTS],
     directory: Directory,
     /// Owners that have settled.
     settled: u8,
@@ -95,6 +115,7 @@ impl State {
         let host = Host {
             up: true,
             life: 1,
+            first: 1,
             promised: 0,
             quiet: false,
             over: false,
@@ -107,8 +128,9 @@ impl State {
         let directory = Directory { epoch: 0, owner: (0, 0), active: 0b11, served: None };
         Self {
             hosts: [host; HOSTS],
-            leases: [[0; HOSTS]; HOSTS],
-            forgotten: [[false; HOSTS]; HOSTS],
+            twin: None,
+            leases: [[0; OWNERS]; HOSTS],
+            forgotten: [[false; OWNERS]; HOSTS],
             directory,
             settled: 0,
             crashes: 0,
@@ -121,8 +143,14 @@ impl State {
     }
 
     fn fence_of(&self, h: usize) -> Fence {
-        let Host { epoch, life, served, .. } = self.hosts[h];
-        Fence { epoch, host: h as u8, life, served }
+        let Host { epoch, life, first, served, .. } = self.hosts[h];
+        Fence { epoch, host: h as u8, life, first, served }
+    }
+
+    /// Where the leases of that owner are counted.
+    fn of(&self, host: u8, life: u8) -> usize {
+        let is_twin = self.twin.is_some_and(|twin| (twin.host, twin.life) == (host, life));
+        if is_twin { TWIN } else { usize::from(host) }
     }
 
     /// That fence reaches member `m`, which answers it or puts it off.
@@ -135,8 +163,8 @@ impl State {
         member.over |= member.quiet && is_quiet_over(rules, m, member, fence);
         member.promised = fence.epoch;
         let binds = |(epoch, owner, life): (u8, u8, u8)| {
-            // The same host's: an earlier owner of its own, or of a life that is over.
-            epoch < fence.epoch && !(owner == fence.host && life <= fence.life)
+            let own = (owner, life) == (fence.host, fence.life);
+            epoch < fence.epoch && !own && !is_dead(m, &self.hosts[m], fence, (owner, life))
         };
         let held = member.grant.is_some_and(binds) || (member.quiet && !member.over);
         Some((after, !held))
@@ -156,34 +184,70 @@ impl State {
             // The owner is dead; what it had been granted as a lease nobody holds.
             self.leases[other][m] = 0;
             self.forgotten[other][m] = false;
-            self.forgotten[m][other] = self.leases[m][other] != 0;
         }
+        self.forgotten[m] = self.leases[m].map(|epoch| epoch != 0);
     }
+
+    /// Member `m` is asked for a lease by an owner that has it among `active`, and grants it.
+    fn granted(&self, m: usize, (host, life): (u8, u8), epoch: u8, active: u8) -> Option<Self> {
+        let member = &self.hosts[m];
+        let binds = |(of, owner, _): (u8, u8, u8)| of > epoch || (of < epoch && owner != host);
+        let asked = active >> m & 1 == 1 && member.up && member.promised == epoch;
+        if !asked || member.grant.is_some_and(binds) {
+            return None;
+        }
+        let mut after = *self;
+        after.hosts[m].grant = Some((epoch, host, life));
+        let owner = self.of(host, life);
+        after.leases[m][owner] = epoch;
+        after.forgotten[m][owner] = false;
+        Some(after)
+    }
+}
+
+/// See `Grants::is_dead`.
+fn is_dead(m: usize, member: &Host, fence: Fence, (host, life): (u8, u8)) -> bool {
+    (host == fence.host && (fence.first..fence.life).contains(&life))
+        || (usize::from(host) == m && (member.first..member.life).contains(&life))
 }
 
 /// See `Grants::is_quiet_over`.
 fn is_quiet_over(rules: Rules, m: usize, member: &Host, fence: Fence) -> bool {
     let Some(served) = fence.served else { return false };
-    let is_dead = (fence.host == served.host && fence.life != served.life)
-        || (usize::from(served.host) == m && served.life != member.life)
-        || !rules.has(Rule::R9OnlyDeadLives);
+    let is_dead =
+        is_dead(m, member, fence, (served.host, served.life)) || !rules.has(Rule::R9OnlyDeadLives);
     is_dead && member.promised == served.epoch
 }
 
-/// Searches every state; `rules` may lack [`Rule::R9OnlyDeadLives`] or [`Rule::R9ServedIsSettled`].
+/// Searches every state; `rules` may lack [`Rule::R9OnlyDeadLives`], [`Rule::R9DeathIsProved`] or
+/// [`Rule::R9ServedIsSettled`].
 pub fn check(rules: Rules) -> Outcome {
     explore(State::first(), |s, out| steps(s, rules, out), wrong)
 }
 
 fn steps(s: &State, rules: Rules, out: &mut Vec<(String, State)>) {
     for h in 0..HOSTS {
-        of_host(s, h, out);
+        of_host(s, rules, h, out);
         of_owner(s, rules, h, out);
         of_member(s, h, out);
     }
+    let Some(twin) = s.twin else { return };
+    for m in 0..HOSTS {
+        if let Some(after) = s.granted(m, (twin.host, twin.life), twin.epoch, twin.active) {
+            out.push((format!("member {m} grants the twin a lease"), after));
+        }
+        let left = twin.active & !(1 << m);
+        let owns = (s.directory.epoch, s.directory.owner) == (twin.epoch, (twin.host, twin.life));
+        if left != 0 && left != twin.active && owns {
+            let mut after = *s;
+            after.directory.active = left;
+            after.twin = Some(Twin { active: left, ..twin });
+            out.push((format!("the twin drops member {m}"), after));
+        }
+    }
 }
 
-fn of_host(s: &State, h: usize, out: &mut Vec<(String, State)>) {
+fn of_host(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
     let host = &s.hosts[h];
     if host.up && s.crashes < CRASHES {
         let mut after = *s;
@@ -191,6 +255,27 @@ fn of_host(s: &State, h: usize, out: &mut Vec<(String, State)>) {
         after.hosts[h].up = false;
         after.crashes += 1;
         out.push((format!("host {h} dies"), after));
+    }
+    if let Phase::Serving(active, number) = host.phase
+        && host.up
+        && s.twin.is_none()
+        && s.crashes < CRASHES
+    {
+        let mut after = *s;
+        let Host { life, epoch, .. } = *host;
+        after.twin = Some(Twin { host: h as u8, life, epoch, active, number });
+        for m in 0..HOSTS {
+            after.leases[m][TWIN] = s.leases[m][h];
+            after.forgotten[m][TWIN] = s.forgotten[m][h];
+        }
+        after.restarted(h);
+        after.hosts[h].quiet = true;
+        after.hosts[h].life += 1;
+        if rules.has(Rule::R9DeathIsProved) {
+            after.hosts[h].first = after.hosts[h].life;
+        }
+        after.crashes += 1;
+        out.push((format!("a copy of host {h} starts, and its owner goes on"), after));
     }
     if !host.up {
         let mut after = *s;
@@ -260,17 +345,8 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
             for m in 0..HOSTS {
                 let member = &s.hosts[m];
                 let (in_it, this) = (active >> m & 1 == 1, 1 << m);
-                if in_it && member.up && member.promised == host.epoch {
-                    let binds = |(epoch, owner, _): (u8, u8, u8)| {
-                        epoch > host.epoch || (epoch < host.epoch && usize::from(owner) != h)
-                    };
-                    if !member.grant.is_some_and(binds) {
-                        let mut after = *s;
-                        after.hosts[m].grant = Some((host.epoch, h as u8, host.life));
-                        after.leases[m][h] = host.epoch;
-                        after.forgotten[m][h] = false;
-                        out.push((format!("member {m} grants host {h} a lease"), after));
-                    }
+                if let Some(after) = s.granted(m, (h as u8, host.life), host.epoch, active) {
+                    out.push((format!("member {m} grants host {h} a lease"), after));
                 }
                 if !in_it && member.up && member.promised <= host.epoch && s.owns(h) {
                     let mut after = *s;
@@ -293,18 +369,19 @@ fn of_owner(s: &State, rules: Rules, h: usize, out: &mut Vec<(String, State)>) {
 
 fn of_member(s: &State, m: usize, out: &mut Vec<(String, State)>) {
     let member = &s.hosts[m];
-    for h in 0..HOSTS {
-        if s.leases[m][h] != 0 {
+    for owner in 0..OWNERS {
+        if s.leases[m][owner] != 0 {
             let mut after = *s;
-            (after.leases[m][h], after.forgotten[m][h]) = (0, false);
-            out.push((format!("the lease of host {h} from member {m} ends"), after));
+            (after.leases[m][owner], after.forgotten[m][owner]) = (0, false);
+            let whose = if owner == TWIN { "the twin".into() } else { format!("host {owner}") };
+            out.push((format!("the lease of {whose} from member {m} ends"), after));
         }
     }
     if !member.up {
         return;
     }
-    if let Some((epoch, owner, _)) = member.grant
-        && s.leases[m][usize::from(owner)] != epoch
+    if let Some((epoch, owner, life)) = member.grant
+        && s.leases[m][s.of(owner, life)] != epoch
     {
         let mut after = *s;
         after.hosts[m].grant = None;
@@ -318,12 +395,17 @@ fn of_member(s: &State, m: usize, out: &mut Vec<(String, State)>) {
 }
 
 fn wrong(s: &State) -> Option<(Wrong, String)> {
-    for (h, host) in s.hosts.iter().enumerate() {
-        let Phase::Serving(active, number) = host.phase else { continue };
-        let leased =
-            (0..HOSTS).filter(|m| active >> m & 1 == 1).all(|m| s.leases[m][h] == host.epoch);
+    let present = s.hosts.iter().enumerate().filter_map(|(h, host)| match host.phase {
+        Phase::Serving(active, number) => Some((h, host.epoch, active, number)),
+        _ => None,
+    });
+    let twin = s.twin.map(|twin| (TWIN, twin.epoch, twin.active, twin.number));
+    for (owner, epoch, active, number) in present.chain(twin) {
+        let mut members = (0..HOSTS).filter(|m| active >> m & 1 == 1);
+        let leased = members.all(|m| s.leases[m][owner] == epoch);
         if leased && number < s.settled {
-            let what = format!("host {h} reads in epoch {}, as owner {number}", host.epoch);
+            let whose = if owner == TWIN { "the twin".into() } else { format!("host {owner}") };
+            let what = format!("{whose} reads in epoch {epoch}, as owner {number}");
             let what = format!("{what}: {} have settled", s.settled);
             return Some((Wrong::LeaseOutlivesFence, what));
         }

@@ -58,6 +58,8 @@ pub enum Rule {
     R9GraceOutlivesLease,
     /// Off: a member that has restarted takes whoever served last for dead.
     R9OnlyDeadLives,
+    /// Off: a life takes earlier ones of its host for dead, also those that had another lock.
+    R9DeathIsProved,
     /// Off: the record calls an owner the last that served as soon as it has claimed its epoch.
     R9ServedIsSettled,
     /// Off: renewals to the old owner still cover an object that is being fenced (F18).

@@ -25,8 +25,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
     loop {
         let wake = group.mover_work.notified();
         let begun = group.world.now();
-        let rotten_since = group.state.borrow().pages_rotten_since;
-        let rewrite_at = rotten_since.map(|since| since + limits::REWRITE_AFTER);
+        let rewrite_at = group.state.borrow().rewrite_at;
         match sooner(next(&group, rest_until), rewrite_at, begun) {
             MoverStep::End => break,
             MoverStep::Wait(None) => {
@@ -42,7 +41,7 @@ pub(crate) async fn run<W: World>(group: Rc<Group<W>>) {
                 {
                     let mut state = group.state.borrow_mut();
                     state.capacity.begin_round();
-                    state.pages_rotten_since = None;
+                    state.rewrite_at = None;
                 }
                 let done = checkpoint::take(&group).await;
                 group.state.borrow_mut().capacity.end_round();

@@ -66,14 +66,35 @@ pub(crate) async fn verify_cached<W: World>(group: &Rc<Group<W>>, id: ComponentI
         (local, entry, place, cached)
     };
     let Ok(None) = read_page(group, &place).await else { return };
-    let mut state = group.state.borrow_mut();
-    let unchanged = state.components.get(local).is_some_and(|c| c.table.get(chunk) == entry);
-    if unchanged && state.make_dirty(local, chunk, &cached) {
-        sometimes!("store.page.rewritten");
+    for _ in 0..limits::REWRITE_TRIES {
         let now = group.world.now();
-        state.pages_rotten_since.get_or_insert(now);
-        drop(state);
+        let done = {
+            let mut state = group.state.borrow_mut();
+            let unchanged =
+                state.components.get(local).is_some_and(|c| c.table.get(chunk) == entry);
+            let made = if unchanged { state.make_dirty(local, chunk, &cached) } else { None };
+            let at = match made {
+                // Whatever has taken its place since is written anyway.
+                None => return,
+                Some(true) => {
+                    sometimes!("store.page.rewritten");
+                    state.event(StoreEvent::PageRewritten { component: id, chunk });
+                    now + limits::REWRITE_AFTER
+                }
+                Some(false) => now,
+            };
+            state.rewrite_at = Some(state.rewrite_at.map_or(at, |before| before.min(at)));
+            made == Some(true)
+        };
         group.mover_work.notify_all();
+        if done {
+            return;
+        }
+        // Too much is dirty until the checkpoint that was just asked for.
+        group.world.sleep(limits::REWRITE_PAUSE).await;
+        if group.failed.borrow().is_some() || group.closing.get() {
+            return;
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! and recovery, which reads in the journal what rounds did.
 
 use super::State;
-use super::chunk::{Overlay, Pending};
+use super::chunk::{HotChunk, Overlay, Pending};
 use super::component::Component;
 use atoll_format::chunk::{BlockEntry, ChunkEntry, NONE, PageHead, check_page, page_entry};
 use atoll_format::id::Seq;
@@ -83,24 +83,25 @@ impl State {
     }
 
     /// The device has lost the page of a chunk, these bytes of which memory has: the next
-    /// checkpoint writes them into a new one. False: not now, too much is dirty, or it is of no use
-    /// any more.
-    pub(crate) fn make_dirty(&mut self, local: u32, chunk: u32, page: &[u8]) -> bool {
-        let Some(c) = self.components.get_mut(local).filter(|c| !c.is_lost()) else { return false };
+    /// checkpoint writes them into a new one. False: not now, too much is dirty; none: the page is
+    /// of no use any more.
+    pub(crate) fn make_dirty(&mut self, local: u32, chunk: u32, page: &[u8]) -> Option<bool> {
+        let c = self.components.get_mut(local).filter(|c| !c.is_lost())?;
+        let is_replaced = |hot: &HotChunk| hot.whole.is_some();
+        if c.table.get(chunk).page == NONE || c.hot.get(&chunk).is_some_and(is_replaced) {
+            return None;
+        }
         let device = usize::from(c.device);
-        if c.table.get(chunk).page == NONE || !self.capacity.takes_dirty_chunk(device) {
-            return false;
+        if !self.capacity.takes_dirty_chunk(device) {
+            return Some(false);
         }
         let hot = c.hot.entry(chunk).or_default();
-        if hot.whole.is_some() {
-            return false;
-        }
         let dirty = hot.overlay.len();
         let entry = |block| hot.overlay_at(block).unwrap_or(page_entry(page, block.into()));
         let all: Vec<_> = (0..=u8::MAX).map(|block| Overlay::new(block, entry(block))).collect();
         hot.put_overlay(&all);
         self.capacity.dirty_changed(device, dirty, all.len());
-        true
+        Some(true)
     }
 
     /// A page holds what was dirty of a chunk, and its entry names that page.

@@ -51,8 +51,8 @@ pub(crate) struct State {
     pub counters: StoreCounters,
     pub events: VecDeque<StoreEvent>,
     pub scrub: ScrubProgress,
-    /// Since when a page is to be written anew that its device has lost.
-    pub pages_rotten_since: Option<Nanos>,
+    /// When a checkpoint is to write pages anew that their device has lost.
+    pub rewrite_at: Option<Nanos>,
     /// The maps of slots and pages are not built yet.
     pub recovering: bool,
 }
@@ -78,7 +78,7 @@ impl State {
             counters: StoreCounters::default(),
             events: VecDeque::new(),
             scrub: ScrubProgress { idle: true, ..ScrubProgress::default() },
-            pages_rotten_since: None,
+            rewrite_at: None,
             recovering: true,
             geometry,
         }
