@@ -115,7 +115,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
                 return Ok(Route::Remote(owner.addr()));
             }
             let now = self.world().now();
-            let since = self.0.table.missed(object, now);
+            let since = self.0.table.missed(object, owner, now);
             // It takes the object back as soon as it is asked (`take_back`), and waits for no lease
             // of its earlier life, as this host would have to (R9).
             if asks && peer.connected && !is_here && now.since(since) < TAKE_BACK_MAX {
