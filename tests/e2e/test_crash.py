@@ -142,8 +142,7 @@ class Crash(ClusterTest):
                 self.assertRaises(ConnectionError, client.read, 0, 4096)
             took = self.reconnect(host, begun)
             print(f"    host{host} serves its client again after {took:.2f} s", flush=True)
-            # The owner comes back when the leases of its former life have ended (row 1).
-            self.assertLess(took, OWNER_S if host == owner else CLIENT_S, f"host{host}")
+            self.assertLess(took, CLIENT_S, f"host{host}")
             self.cluster.wait_healthy()
 
     def reconnect(self, host, begun):

@@ -4,16 +4,21 @@
 //! directory; a crash leaves nothing to clean up.
 
 use atoll_api::{Code, Problem};
+use atoll_format::id::Incarnation;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// Lives of a host that its next one knows to have ended: more than start within one lease.
+const LIVES_MAX: usize = 16;
 
 /// A data directory that this process alone uses.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl DataDir {
@@ -50,12 +55,38 @@ impl DataDir {
         lock.set_len(0).map_err(failed)?;
         lock.rewind().map_err(failed)?;
         writeln!(lock, "{}", std::process::id()).map_err(failed)?;
-        Ok(Self { path: path.into(), _lock: lock })
+        Ok(Self { path: path.into(), lock })
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Notes that a life of the host begins, and returns earlier ones that have ended for certain,
+    /// the latest [`LIVES_MAX`]: those that had the lock of this very file under this very kernel,
+    /// which has dropped it. A life on another machine, or on a copy of the directory, is not among
+    /// them, whether it has ended or not. Nor is one that could not be noted.
+    pub fn begin_life(&self, life: Incarnation) -> Vec<Incarnation> {
+        let path = self.path.join("lives");
+        let Ok(lock) = self.lock_name() else { return Vec::new() };
+        let outlived = lives_under(&lock, &std::fs::read_to_string(&path).unwrap_or_default());
+        let kept = outlived.len().min(LIVES_MAX - 1);
+        let lives = outlived[outlived.len() - kept..].iter().chain([&life]);
+        let text: String = lives.map(|life| format!("{life}\n")).collect();
+        let new = self.path.join("lives.new");
+        let noted = std::fs::write(&new, format!("{lock}\n{text}"));
+        if let Err(e) = noted.and_then(|()| std::fs::rename(&new, &path)) {
+            tracing::warn!("{}: {e}; the next start takes some seconds longer", path.display());
+        }
+        outlived
+    }
+
+    /// What no other lock has while this one is held: which kernel since which start, which file.
+    fn lock_name(&self) -> std::io::Result<String> {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let file = self.lock.metadata()?;
+        Ok(format!("{} {:x} {}", boot.trim(), file.dev(), file.ino()))
     }
 
     /// The identity kept in `name`, if one was made before.
@@ -105,11 +136,60 @@ impl DataDir {
     }
 }
 
+/// The lives that were noted under that lock. None, if the text is of another one, or damaged.
+fn lives_under(lock: &str, text: &str) -> Vec<Incarnation> {
+    let Some(lives) = text.strip_prefix(lock).and_then(|rest| rest.strip_prefix('\n')) else {
+        return Vec::new();
+    };
+    lives.lines().map(str::parse).collect::<Result<_, _>>().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::DataDir;
+    use super::{DataDir, LIVES_MAX};
     use atoll_api::Code;
-    use atoll_format::id::HostId;
+    use atoll_format::id::{HostId, Incarnation};
+
+    #[test]
+    fn a_life_outlives_only_those_that_had_its_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, copy) = (dir.path().join("data"), dir.path().join("copy"));
+        let begin = |path, life| DataDir::lock(path).unwrap().begin_life(Incarnation(life));
+        assert_eq!(begin(&path, 1), []);
+        assert_eq!(begin(&path, 2), [Incarnation(1)]);
+        // The original may live on: its lock is another file.
+        std::fs::create_dir(&copy).unwrap();
+        for name in ["lock", "lives"] {
+            std::fs::copy(path.join(name), copy.join(name)).unwrap();
+        }
+        assert_eq!(begin(&copy, 3), []);
+        assert_eq!(begin(&copy, 4), [Incarnation(3)]);
+        // Also where somebody has removed the lock's file under a process that lives.
+        let living = DataDir::lock(&path).unwrap();
+        assert_eq!(living.begin_life(Incarnation(5)), [Incarnation(1), Incarnation(2)]);
+        std::fs::remove_file(path.join("lock")).unwrap();
+        assert_eq!(begin(&path, 6), []);
+        // And after the machine has started again: another kernel wrote this.
+        let lives = std::fs::read_to_string(path.join("lives")).unwrap();
+        assert_eq!(lives.lines().count(), 2, "{lives}");
+        std::fs::write(path.join("lives"), format!("0{lives}")).unwrap();
+        assert_eq!(begin(&path, 7), []);
+        std::fs::write(path.join("lives"), "rubbish").unwrap();
+        assert_eq!(begin(&path, 8), []);
+        std::fs::remove_file(path.join("lives")).unwrap();
+        std::fs::create_dir(path.join("lives")).unwrap();
+        assert_eq!(begin(&path, 9), [], "what cannot be noted keeps no host from starting");
+    }
+
+    #[test]
+    fn the_latest_lives_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        for life in 1..=30 {
+            let outlived = DataDir::lock(dir.path()).unwrap().begin_life(Incarnation(life));
+            assert_eq!(outlived.len() as u64, (life - 1).min(LIVES_MAX as u64), "{outlived:?}");
+            assert!(life == 1 || outlived.last() == Some(&Incarnation(life - 1)));
+        }
+    }
 
     #[test]
     fn a_second_daemon_is_refused_and_told_whose_it_is() {

@@ -327,6 +327,9 @@ pub struct ObjectRecord {
     /// absent here, and was attached later, proves that this is an older state of the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached: Option<u32>,
+    /// Who served it last; none: nobody yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<ServedRecord>,
     /// Of the transaction that cannot tell its own outcome: R12's second write bumps it.
     #[serde(default)]
     pub nonce: u64,
@@ -416,6 +419,19 @@ impl OwnerRecord {
     pub fn addr(&self) -> Addr {
         Addr { host: self.host, shard: self.shard }
     }
+}
+
+/// The last owner whose takeover was settled: every lease of an object that counts, and may be
+/// running, is of that epoch. Its members had answered the fence then, or are members no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServedRecord {
+    /// In which epoch.
+    pub epoch: Epoch,
+    /// On which host.
+    pub host: HostId,
+    /// In which life of it.
+    pub incarnation: Incarnation,
 }
 
 /// Whether that is the shard which every host has.
@@ -590,6 +606,7 @@ mod tests {
             owner: None,
             seq_base: Seq(0),
             attached: None,
+            served: None,
             nonce: 0,
         }
     }
@@ -695,6 +712,7 @@ mod tests {
             seq_base: Seq(1 << 40),
             legs: vec![LegRecord { members: members.clone() }, LegRecord { members: vec![] }],
             attached: None,
+            served: None,
             nonce: 11,
         };
         let owner = OwnerRecord { host: HostId(0xa1), shard: 0, incarnation: Incarnation(7) };
@@ -710,6 +728,12 @@ mod tests {
             since_ms: 1_700_000_000_002,
         };
         let stopped = StoppedRecord { version, incarnation: Incarnation(7) };
+        let (epoch, host_id, incarnation) = (Epoch(8), HostId(0xa2), Incarnation(6));
+        let served = ObjectRecord {
+            served: Some(ServedRecord { epoch, host: host_id, incarnation }),
+            ..object(ObjectState::Ready, Some(owner))
+        };
+        let served_at = key::object(ObjectId(0xc1));
         let at = key::object(ObjectId(0xc1));
         let attached =
             ObjectRecord { attached: Some(7), ..object(ObjectState::Ready, Some(owner)) };
@@ -728,6 +752,7 @@ mod tests {
             (key::CLUSTER.into(), encode(&generous)),
             (key::policy("gold"), encode(&reserved)),
             (attached_at, encode(&attached)),
+            (served_at, encode(&served)),
         ]
     }
 

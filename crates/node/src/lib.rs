@@ -53,7 +53,7 @@ pub use manage::resize::Resize;
 pub use membership::join::{JoinError, check_host_name, find_or_found};
 pub use membership::twin::{Before, before};
 pub use node::{Manager, Node, NodeConfig, OpenVolume, OtherLife};
-pub use start::FirstShard;
+pub use start::{FirstShard, Life};
 pub use status::{CopyStatus, FailureKind, GroupStatus, HostStatus, ObjectStatus};
 pub use volume_lock::import::{IDLE_MAX, ImportLock};
 pub use volume_lock::table::export_name;

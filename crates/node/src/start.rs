@@ -12,11 +12,22 @@ use atoll_world::{Components, World};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+/// A life of a host that begins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Life {
+    /// Which: none before it had this number.
+    pub incarnation: Incarnation,
+    /// Earlier ones that have ended for certain, wherever they ran. That the directory knows of
+    /// them, or that they do not answer, proves nothing: a copy of the host may have started
+    /// elsewhere.
+    pub outlived: Vec<Incarnation>,
+}
+
 /// What the other shards of a host are started with, on their threads.
 #[derive(Clone)]
 pub struct FirstShard {
     config: NodeConfig,
-    incarnation: Incarnation,
+    life: Life,
     of_host: HostComponents,
     shards: u8,
     board: HostBoard,
@@ -37,24 +48,25 @@ impl<W: World, S: Components> Node<W, S> {
     pub fn start(
         world: W,
         config: NodeConfig,
+        life: Life,
         groups: Vec<(S, GroupRecord)>,
         kept: EventsKept,
     ) -> Self {
-        Self::start_first(world, config, 1, groups, kept).0
+        Self::start_first(world, config, life, 1, groups, kept).0
     }
 
     /// Starts shard 0 of a host of so many. Its record is published when the others have started.
     pub fn start_first(
         world: W,
         config: NodeConfig,
+        life: Life,
         shards: u8,
         groups: Vec<(S, GroupRecord)>,
         kept: EventsKept,
     ) -> (Self, FirstShard) {
-        let incarnation = Incarnation(world.random());
         let of_host = HostComponents::of(shards);
         let board = HostBoard::default();
-        let first = FirstShard { config, incarnation, of_host, shards, board };
+        let first = FirstShard { config, life, of_host, shards, board };
         let node = Self::begin(world.clone(), &first, 0, groups, kept);
         world.spawn(node.clone().publish());
         world.spawn(node.clone().follow_directory());
@@ -91,13 +103,14 @@ impl<W: World, S: Components> Node<W, S> {
         groups: Vec<(S, GroupRecord)>,
         kept: EventsKept,
     ) -> Self {
-        let FirstShard { config, incarnation, of_host, shards, board } = first.clone();
+        let FirstShard { config, life, of_host, shards, board } = first.clone();
+        let Life { incarnation, outlived } = life;
         let identity = Identity { shard, shards, ..twin::identity(&config, incarnation) };
         let ids: BTreeSet<_> = groups.iter().map(|(_, record)| record.id).collect();
         assert_eq!(ids.len(), groups.len(), "a disk group is started twice: {ids:?}");
         let of_shard = |(store, record)| (store, GroupRecord { shard, ..record });
         let (stores, groups): (Vec<S>, Vec<GroupRecord>) = groups.into_iter().map(of_shard).unzip();
-        let objects = HostObjects::start(world.clone(), identity, stores, of_host);
+        let objects = HostObjects::start(world.clone(), identity, outlived, stores, of_host);
         let place = ShardPlace { shard, shards, board };
         let state = NodeState::new(world, config, place, incarnation, objects, groups, kept);
         let node = Self(Rc::new(state));

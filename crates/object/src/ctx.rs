@@ -41,6 +41,8 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     /// Where this shard of it is asked.
     pub addr: Addr,
     pub incarnation: Incarnation,
+    /// Lives of this host that have ended for certain.
+    pub outlived: Vec<Incarnation>,
     /// When this life began.
     pub started: Nanos,
     /// The way to other hosts.
@@ -70,11 +72,12 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
 
 impl<W: World, P: Protocol> Ctx<W, P> {
     /// Of a host that starts now; its requests are answered by `service` from here on.
-    pub fn start(world: W, identity: Identity, service: P) -> Self {
+    pub fn start(world: W, identity: Identity, outlived: Vec<Incarnation>, service: P) -> Self {
         Self {
             host: identity.host,
             addr: identity.addr(),
             incarnation: identity.incarnation,
+            outlived,
             started: world.now(),
             peers: Peers::start(world.clone(), identity, service),
             hedge: HedgePolicy::default(),

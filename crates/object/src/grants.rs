@@ -4,17 +4,38 @@
 //! prolonged, so that the fence is answered after one grace at most.
 
 use crate::limits::{GRACE, LEASE};
-use atoll_format::id::{Addr, Epoch, Incarnation, ObjectId};
-use atoll_world::{Nanos, mutant};
-use std::collections::BTreeMap;
+use atoll_format::id::{Addr, Epoch, HostId, Incarnation, ObjectId};
+use atoll_format::record::ServedRecord;
+use atoll_world::{Nanos, mutant, sometimes};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One host's promises to owners.
 #[derive(Debug)]
 pub struct Grants {
-    /// Before this nothing is fenced: promises of an earlier life may be running.
+    host: HostId,
+    /// Lives of it that have ended for certain.
+    outlived: Vec<Incarnation>,
+    /// Until then leases may be running that an earlier life of this host has granted.
     quiet_until: Nanos,
+    /// But not of these objects: see [`Grants::is_quiet_over`].
+    over: BTreeSet<ObjectId>,
     granted: BTreeMap<ObjectId, Grant>,
     fencing: BTreeMap<ObjectId, Epoch>,
+}
+
+/// Who fences an object, and what is known of the owners before it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fencer {
+    /// The new owner.
+    pub addr: Addr,
+    /// The life of its host.
+    pub incarnation: Incarnation,
+    /// Lives of its host that have ended for certain.
+    pub outlived: Vec<Incarnation>,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Who served the object last, as the record of that epoch says.
+    pub served: Option<ServedRecord>,
 }
 
 #[derive(Debug)]
@@ -27,10 +48,17 @@ struct Grant {
 }
 
 impl Grants {
-    /// Of a host that starts at `now`.
-    pub fn new(now: Nanos) -> Self {
+    /// Of a life of `host` that starts at `now`, and knows that those have ended.
+    pub fn new(now: Nanos, host: HostId, outlived: Vec<Incarnation>) -> Self {
         let quiet = if mutant!("grants.nothing_before_the_start") { Nanos::ZERO } else { GRACE };
-        Self { quiet_until: now + quiet, granted: BTreeMap::new(), fencing: BTreeMap::new() }
+        Self {
+            host,
+            outlived,
+            quiet_until: now + quiet,
+            over: BTreeSet::new(),
+            granted: BTreeMap::new(),
+            fencing: BTreeMap::new(),
+        }
     }
 
     /// Grants a lease on `object`, or refuses. `promised` is the highest epoch that a component
@@ -94,25 +122,58 @@ impl Grants {
         }
     }
 
-    /// A fence for `epoch` has arrived.
-    pub fn fence(&mut self, object: ObjectId, epoch: Epoch) {
+    /// A fence has arrived. `promised` is the highest epoch that a component of the object here had
+    /// been fenced to before.
+    pub fn fence(&mut self, object: ObjectId, fencer: &Fencer, promised: Option<Epoch>) {
         let fencing = self.fencing.entry(object).or_default();
         let before = *fencing;
-        *fencing = (*fencing).max(epoch);
-        assert!(*fencing >= epoch && *fencing >= before, "a fence is never lowered");
+        *fencing = (*fencing).max(fencer.epoch);
+        assert!(*fencing >= fencer.epoch && *fencing >= before, "a fence is never lowered");
+        if self.is_quiet_over(fencer, promised) {
+            sometimes!("grants.who_served_last_is_dead");
+            self.over.insert(object);
+        }
     }
 
-    /// From when on that fence may be answered. A shard that fences vouches for its own
-    /// earlier leases: an older life is dead (its data directory was locked), and this life starts
-    /// a takeover only when its own owner has stopped for good. It does not vouch for another shard
-    /// of its host.
-    pub fn clear_at(&self, object: ObjectId, epoch: Epoch, owner: Addr) -> Nanos {
-        let granted = self.granted.get(&object).filter(|g| g.epoch < epoch && g.owner != owner);
-        self.quiet_until.max(granted.map_or(Nanos::ZERO, |g| g.until))
+    /// From when on that fence may be answered. A shard that fences vouches for its own leases: it
+    /// starts a takeover only when its own owner has stopped for good. It does not vouch for
+    /// another shard of this life.
+    pub fn clear_at(&self, object: ObjectId, fencer: &Fencer) -> Nanos {
+        let own = (fencer.addr, fencer.incarnation);
+        let is_over = |g: &Grant| {
+            (g.owner, g.incarnation) == own || self.is_dead(g.owner.host, g.incarnation, fencer)
+        };
+        let granted = self.granted.get(&object);
+        let granted = granted.filter(|g| g.epoch < fencer.epoch && !is_over(g));
+        let quiet = if self.over.contains(&object) { Nanos::ZERO } else { self.quiet_until };
+        quiet.max(granted.map_or(Nanos::ZERO, |g| g.until))
+    }
+
+    /// Whether nobody can read under a lease that an earlier life of this host has granted. All of
+    /// them are of the epoch that was promised here, or of lower ones. If that is the epoch of the
+    /// last owner that was settled, all owners before it were without leases when it was. So only
+    /// its own are left, and it is dead. If the promise is another one, then the directory was put
+    /// back, or the disk was, or a takeover has failed: nothing is known.
+    ///
+    /// That stays true for this life, which has to remember it: the promise is a new one from now
+    /// on, also where the answer is lost.
+    fn is_quiet_over(&self, fencer: &Fencer, promised: Option<Epoch>) -> bool {
+        let Some(served) = fencer.served else { return false };
+        let is_dead = self.is_dead(served.host, served.incarnation, fencer)
+            || mutant!("grants.whoever_served_is_dead");
+        is_dead && promised == Some(served.epoch)
+    }
+
+    /// Whether that life has ended for certain: its own host says so, this one or the one that
+    /// fences.
+    fn is_dead(&self, host: HostId, life: Incarnation, fencer: &Fencer) -> bool {
+        (host == fencer.addr.host && fencer.outlived.contains(&life))
+            || (host == self.host && self.outlived.contains(&life))
     }
 
     /// Forgets objects that have no component here any more.
     pub fn retain(&mut self, keep: impl Fn(ObjectId) -> bool) {
+        self.over.retain(|&o| keep(o));
         self.granted.retain(|&o, _| keep(o));
         self.fencing.retain(|&o, _| keep(o));
     }
@@ -121,7 +182,6 @@ impl Grants {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_format::id::HostId;
 
     const OBJECT: ObjectId = ObjectId(7);
     const A: (Addr, Incarnation) = (Addr { host: HostId(1), shard: 0 }, Incarnation(11));
@@ -132,17 +192,27 @@ mod tests {
         g.renew(Nanos::from_ms(now), who.0, who.1, serial, (OBJECT, Epoch(epoch)), promised)
     }
 
+    fn fencer(epoch: u32, (addr, incarnation): (Addr, Incarnation)) -> Fencer {
+        // Life 12 knows that life 11 has ended.
+        let outlived = if incarnation.0 == 12 { vec![Incarnation(11)] } else { Vec::new() };
+        Fencer { addr, incarnation, outlived, epoch: Epoch(epoch), served: None }
+    }
+
+    fn fence(g: &mut Grants, epoch: u32, who: (Addr, Incarnation)) {
+        g.fence(OBJECT, &fencer(epoch, who), Some(Epoch(epoch - 1)));
+    }
+
     fn clear_at(g: &Grants, epoch: u32, who: (Addr, Incarnation)) -> u64 {
-        g.clear_at(OBJECT, Epoch(epoch), who.0).as_ms()
+        g.clear_at(OBJECT, &fencer(epoch, who)).as_ms()
     }
 
     #[test]
     fn a_fence_waits_for_the_grace_of_the_last_grant_and_stops_renewals() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert_eq!(clear_at(&g, 1, A), GRACE.as_ms(), "an earlier life may have granted");
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 11_000, A, 2, 1));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, B);
         assert!(!renew(&mut g, 11_500, A, 3, 1), "R10");
         assert_eq!(clear_at(&g, 2, B), 11_000 + GRACE.as_ms());
         assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "its own old life");
@@ -153,22 +223,84 @@ mod tests {
     /// An owner that restarts is granted at once: else its reads wait, and it drops the member.
     #[test]
     fn an_older_epoch_of_the_same_host_is_replaced_at_once() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         let restarted = (A.0, Incarnation(12));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, restarted);
         assert!(renew(&mut g, 10_100, restarted, 1, 2));
         assert!(!renew(&mut g, 10_200, A, 2, 1), "the old life is over");
         assert_eq!(clear_at(&g, 3, B), 10_100 + GRACE.as_ms());
     }
 
+    fn served(epoch: u32, host: u64, life: u64) -> Option<ServedRecord> {
+        let (epoch, incarnation) = (Epoch(epoch), Incarnation(life));
+        Some(ServedRecord { epoch, host: HostId(host), incarnation })
+    }
+
+    /// A host that restarts does not wait for leases that only a dead process can have.
+    #[test]
+    fn nothing_waits_for_the_last_owner_s_dead_life() {
+        let waits = |who, served, promised| {
+            let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
+            let fencer = Fencer { served, ..fencer(6, who) };
+            g.fence(OBJECT, &fencer, promised);
+            g.clear_at(OBJECT, &fencer) > Nanos::ZERO
+        };
+        let restarted = (Addr { shard: 3, ..A.0 }, Incarnation(12));
+        let five = Some(Epoch(5));
+        assert!(!waits(restarted, served(5, 1, 11), five), "the fencing host's own earlier life");
+        assert!(!waits(B, served(5, 9, 98), five), "this host's own earlier life");
+        assert!(waits(B, served(5, 9, 99), five), "another shard of this life");
+        assert!(waits(A, served(5, 1, 11), five), "another shard of the fencing life");
+        assert!(waits(B, served(5, 1, 11), five), "a host that may live");
+        let copy = (A.0, Incarnation(13));
+        assert!(waits(copy, served(5, 1, 11), five), "a copy of a host that may live");
+        assert!(waits(B, served(5, 9, 97), five), "this host's, on another machine");
+        assert!(waits(restarted, None, five), "nobody knows");
+        // Epoch 5 was fenced here and not settled, or the directory was put back.
+        assert!(waits(restarted, served(4, 1, 11), five));
+        // The disk was put back.
+        assert!(waits(restarted, served(5, 1, 11), Some(Epoch(4))));
+        assert!(waits(restarted, served(5, 1, 11), None));
+    }
+
+    /// Who fences asks again, after a lost answer or a failed takeover, and the promise is its own.
+    #[test]
+    fn what_is_over_once_stays_over_for_this_life() {
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
+        let restarted = (A.0, Incarnation(12));
+        let first = Fencer { served: served(5, 1, 11), ..fencer(6, restarted) };
+        g.fence(OBJECT, &first, Some(Epoch(5)));
+        g.fence(OBJECT, &first, Some(Epoch(6)));
+        assert_eq!(g.clear_at(OBJECT, &first), Nanos::ZERO);
+        let next = Fencer { epoch: Epoch(7), ..first };
+        g.fence(OBJECT, &next, Some(Epoch(6)));
+        assert_eq!(g.clear_at(OBJECT, &next), Nanos::ZERO);
+        // What this life has granted since is another matter.
+        assert!(renew(&mut g, 100, restarted, 1, 7));
+        assert_eq!(clear_at(&g, 8, B), 100 + GRACE.as_ms());
+        g.retain(|_| false);
+        assert_eq!(clear_at(&g, 8, B), GRACE.as_ms(), "it may be another object's component");
+    }
+
+    /// The process that was granted the lease may be cut off, and a copy of it have started.
+    #[test]
+    fn a_fence_waits_for_a_life_of_its_host_that_nobody_has_seen_end() {
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
+        assert!(renew(&mut g, 10_000, A, 1, 1));
+        let copy = (A.0, Incarnation(13));
+        fence(&mut g, 2, copy);
+        assert_eq!(clear_at(&g, 2, copy), 10_000 + GRACE.as_ms());
+        assert_eq!(clear_at(&g, 2, (A.0, Incarnation(12))), GRACE.as_ms(), "one that has");
+    }
+
     /// Another shard of the same host may still serve what it was granted.
     #[test]
     fn a_fence_waits_for_the_grant_of_another_shard_of_its_host() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         let sibling = (Addr { shard: 1, ..A.0 }, A.1);
         assert!(renew(&mut g, 10_000, A, 1, 1));
-        g.fence(OBJECT, Epoch(2));
+        fence(&mut g, 2, sibling);
         assert_eq!(clear_at(&g, 2, sibling), 10_000 + GRACE.as_ms());
         assert!(!renew(&mut g, 10_100, sibling, 1, 2));
         assert_eq!(clear_at(&g, 2, A), GRACE.as_ms(), "its own");
@@ -176,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_late_give_back_does_not_end_a_later_grant() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         assert!(renew(&mut g, 10_000, A, 1, 1));
         assert!(renew(&mut g, 10_500, A, 2, 1));
         g.give_back(OBJECT, A.1, 1);
@@ -187,7 +319,7 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_to_an_epoch_that_was_not_promised() {
-        let mut g = Grants::new(Nanos::ZERO);
+        let mut g = Grants::new(Nanos::ZERO, HostId(9), vec![Incarnation(98)]);
         let now = Nanos::from_secs(10);
         for promised in [None, Some(Epoch(1)), Some(Epoch(3))] {
             assert!(!g.renew(now, A.0, A.1, 1, (OBJECT, Epoch(2)), promised));

@@ -38,6 +38,8 @@ pub const CALL_DEADLINE: Nanos = Nanos::from_secs(3);
 pub const HOLD: Nanos = Nanos::from_secs(30);
 /// How long one attempt of a client at a remote owner may take before the owner is asked again.
 pub const CLIENT_DEADLINE: Nanos = Nanos::from_secs(25);
+/// How long a host that owned an object, and has restarted, may take to take it back.
+pub const TAKE_BACK_MAX: Nanos = Nanos::from_secs(2);
 /// How long an owner that cannot be reached is left alone before another host takes over.
 pub const TAKEOVER_AFTER: Nanos = Nanos::from_ms(600);
 /// The same after this host could not reach the directory either: it was cut off, and making its

@@ -4,7 +4,7 @@
 //! operations) is the store's. Order: a request reaches the store at the first poll of its
 //! handler, so that a connection's order is the store's order (R2).
 
-use crate::grants::Grants;
+use crate::grants::{Fencer, Grants};
 use crate::host_components::HostComponents;
 use crate::limits::{CHUNKS_PER_REPLY, GRACE, OPS_PER_REPLY, TICKETS_PER_REPLY};
 use crate::message::{Reply, Request};
@@ -49,9 +49,17 @@ impl<W: World, S: Components> Clone for Members<W, S> {
 }
 
 impl<W: World, S: Components> Members<W, S> {
-    /// Of a shard that starts now with these stores.
-    pub fn new(world: W, shard: u8, stores: Vec<S>, of_host: HostComponents) -> Self {
-        let grants = RefCell::new(Grants::new(world.now()));
+    /// Of a shard that starts now with these stores. `outlived`: lives of its host that have ended
+    /// for certain.
+    pub fn new(
+        world: W,
+        me: Addr,
+        outlived: Vec<Incarnation>,
+        stores: Vec<S>,
+        of_host: HostComponents,
+    ) -> Self {
+        let grants = RefCell::new(Grants::new(world.now(), me.host, outlived));
+        let shard = me.shard;
         let members = Self(Rc::new(MembersState {
             world,
             stores: RefCell::new(Vec::new()),
@@ -321,8 +329,9 @@ impl<W: World, S: Components> Members<W, S> {
                 }
                 Reply::Done
             }
-            Request::Fence { object, component, epoch } => {
-                self.fence(from, object, component, epoch).await?
+            Request::Fence { object, component, epoch, incarnation, outlived, served } => {
+                let fencer = Fencer { addr: from, incarnation, outlived, epoch, served };
+                self.fence(object, component, fencer).await?
             }
             Request::Attach { component, session, incomplete } => {
                 let store = self.store(component)?;
@@ -408,14 +417,15 @@ impl<W: World, S: Components> Members<W, S> {
 
     async fn fence(
         &self,
-        from: Addr,
         object: ObjectId,
         component: ComponentId,
-        epoch: Epoch,
+        fencer: Fencer,
     ) -> Result<Reply, StoreError> {
+        let epoch = fencer.epoch;
         let store = self.store(component)?;
+        let promised = self.promised(object);
         self.0.void.borrow_mut().remove(&component);
-        self.0.grants.borrow_mut().fence(object, epoch);
+        self.0.grants.borrow_mut().fence(object, &fencer, promised);
         // Durable before the answer (R1): from here on the old owner can get no acknowledgement
         // from this member.
         store.fence(component, epoch).await?;
@@ -428,7 +438,7 @@ impl<W: World, S: Components> Members<W, S> {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
         let now = self.0.world.now();
-        let clear_at = self.0.grants.borrow().clear_at(object, epoch, from);
+        let clear_at = self.0.grants.borrow().clear_at(object, &fencer);
         // R10.
         assert!(clear_at <= now + GRACE, "a fence is held up for one grace at most");
         if clear_at > now && !mutant!("member.fence_waits_for_nobody") {

@@ -12,6 +12,7 @@ use atoll_format::id::{
     ClientId, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockTag, OpRecord, Promise};
+use atoll_format::record::ServedRecord;
 use atoll_format::units::BLOCKS_PER_CHUNK;
 use atoll_transport::CallError;
 use atoll_world::components::{
@@ -139,14 +140,22 @@ impl<W: World, P: Protocol> MemberClient<W, P> {
     }
 
     /// Refuse lower epochs (R6). For how long a lease of an older owner may be running yet (R9):
-    /// not at all, or the member is to be asked again.
+    /// not at all, or the member is to be asked again. `served`: as in the record of this epoch.
     pub async fn fence(
         &self,
         to: Endpoint,
         object: ObjectId,
+        served: Option<ServedRecord>,
         until: Nanos,
     ) -> Result<Option<Nanos>, MemberError> {
-        let request = Request::Fence { object, component: to.component, epoch: self.epoch };
+        let request = Request::Fence {
+            object,
+            component: to.component,
+            epoch: self.epoch,
+            incarnation: self.ctx.incarnation,
+            outlived: self.ctx.outlived.clone(),
+            served,
+        };
         let accept = |reply: Reply| match reply {
             Reply::Promise { .. } => Some(None),
             Reply::Held(wait_ns) => Some(Some(Nanos(wait_ns))),

@@ -15,6 +15,7 @@ use atoll_format::id::{
     ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, Seq, Session, Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpRecord, Promise};
+use atoll_format::record::ServedRecord;
 use atoll_format::units::BLOCK_LEN;
 use atoll_transport::{BadMessage, Encoded, Message};
 use atoll_world::components::{
@@ -59,6 +60,12 @@ messages! {
             component: ComponentId,
             /// The new owner's.
             epoch: Epoch,
+            /// The life of its host.
+            incarnation: Incarnation,
+            /// Lives of its host that have ended for certain.
+            outlived: Vec<Incarnation>,
+            /// Who served the object last, as the record of that epoch says.
+            served: Option<ServedRecord>,
         } => "new owner to member" on [Control] gets [Promise, Held] again "yes, until promised";
         /// Opens a session (R2). With `incomplete` it is brought up to date from that operation
         /// on: the component notes that it may lack any above the lowest that it was told, until
@@ -483,7 +490,7 @@ mod tests {
     use super::declare::Row;
     use super::*;
     use atoll_format::checksum::crc;
-    use atoll_format::id::OpId;
+    use atoll_format::id::{HostId, OpId};
     use atoll_format::op::OpKind;
     use atoll_world::components::CopyBlock;
     use atoll_world::volume::ExtentKind;
@@ -525,7 +532,26 @@ mod tests {
                 serial: 3,
                 objects: vec![ObjectId(1)],
             },
-            Request::Fence { object: ObjectId(1), component, epoch },
+            Request::Fence {
+                object: ObjectId(1),
+                component,
+                epoch,
+                incarnation: Incarnation(11),
+                outlived: Vec::new(),
+                served: None,
+            },
+            Request::Fence {
+                object: ObjectId(1),
+                component,
+                epoch,
+                incarnation: Incarnation(11),
+                outlived: vec![Incarnation(9), Incarnation(10)],
+                served: Some(ServedRecord {
+                    epoch: Epoch(1),
+                    host: HostId(4),
+                    incarnation: Incarnation(10),
+                }),
+            },
             Request::Attach { component, session, incomplete: None },
             Request::Uncommitted { component, session, after: seq },
             Request::Applied { component, session, ticket },

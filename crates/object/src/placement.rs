@@ -24,7 +24,7 @@
 use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq};
 use atoll_format::record::{
     LegRecord, MemberRecord, MemberState, ObjectRecord, ObjectState, OwnerRecord, Policy,
-    RECORD_VERSION, STRIPE_WIDTH_MAX, legs_needed,
+    RECORD_VERSION, STRIPE_WIDTH_MAX, ServedRecord, legs_needed,
 };
 use atoll_format::units::{BLOCK, CHUNK, COMPONENT_MAX, OBJECT_MAX, iec};
 use std::cmp::Reverse;
@@ -1008,6 +1008,11 @@ fn blank(policy: &Policy, size_bytes: u64, legs: usize) -> ObjectRecord {
         seq_base: Seq(u64::MAX),
         legs: vec![LegRecord { members: Vec::new() }; legs],
         attached: Some(u32::MAX),
+        served: Some(ServedRecord {
+            epoch: Epoch(u32::MAX),
+            host,
+            incarnation: Incarnation(u64::MAX),
+        }),
         nonce: u64::MAX,
     }
 }

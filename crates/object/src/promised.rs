@@ -182,6 +182,7 @@ mod tests {
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![member(1), member(2)] }],
             attached: None,
+            served: None,
             nonce: 0,
         };
         let records = [

@@ -130,6 +130,7 @@ mod tests {
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![] }],
             attached: None,
+            served: None,
             nonce: 0,
         };
         assert_eq!(check_shape(ObjectId(7), &good), Ok(()));

@@ -16,7 +16,9 @@ use crate::pattern::{self, SECTOR};
 use crate::rng::Rng;
 use crate::workload::{Book, Instead, Mix};
 use crate::world::SimWorld;
-use atoll_format::id::{ClusterId, ComponentId, Epoch, GroupId, HostId, ObjectId, Seq};
+use atoll_format::id::{
+    ClusterId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
+};
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
     self, ClusterRecord, GroupRecord, LegRecord, MemberRecord, MemberState, ObjectRecord,
@@ -454,8 +456,9 @@ impl<T: Storage> Cluster<T> {
         let kept = self.0.machines.events(host).open(host_id(host));
         let lacks_disks: BTreeMap<_, _> = groups.iter().map(|(s, g)| (*s, g.is_none())).collect();
         let mut of_shard = |shard| groups.remove(&shard).flatten().into_iter().collect();
-        let (node, seed) =
-            Node::start_first(first.clone(), node_config(host), shards as u8, of_shard(0), kept);
+        let life = self.0.machines.begin_life(host, Incarnation(first.random()));
+        let (config, own) = (node_config(host), of_shard(0));
+        let (node, seed) = Node::start_first(first.clone(), config, life, shards as u8, own, kept);
         let others = worlds.iter().enumerate().skip(1).map(|(shard, world)| {
             Node::start_shard(world.clone(), &seed, shard as u8, of_shard(shard))
         });
@@ -697,6 +700,7 @@ impl<T: Storage> Cluster<T> {
                 seq_base: Seq(0),
                 legs,
                 attached: None,
+                served: None,
                 nonce: 0,
             };
             for (leg, member) in object.members() {

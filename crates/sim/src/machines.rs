@@ -19,6 +19,8 @@ use crate::rng::Rng;
 use crate::step::{POINTS, Step};
 use crate::trace::Trace;
 use crate::world::SimWorld;
+use atoll_format::id::Incarnation;
+use atoll_node::Life;
 use atoll_world::net::Lane;
 use atoll_world::{Nanos, mark};
 use std::cell::{Cell, RefCell};
@@ -95,6 +97,9 @@ pub type Boot = dyn Fn(u16, Vec<SimDisk>, SimWorld);
 struct HostRig {
     disks: Vec<SimDisk>,
     events: EventFile,
+    /// Of the programs of this machine since its power came: what the lock of a data directory
+    /// proves.
+    begun: RefCell<Vec<Incarnation>>,
     clock: Rc<Clock>,
     cores: Vec<Rc<Cpu>>,
     life: Cell<Option<LifeId>>,
@@ -198,6 +203,7 @@ impl Machines {
                 })
                 .collect(),
             events: EventFile::new(&executor, seed, h),
+            begun: RefCell::default(),
             clock: Rc::new(Clock::new(offsets.span(Nanos::from_secs(1), Nanos::from_secs(90_000)))),
             cores: (0..spec.cores).map(|_| Rc::default()).collect(),
             life: Cell::new(None),
@@ -270,6 +276,14 @@ impl Machines {
     pub fn disks(&self, host: u16) -> &[SimDisk] {
         &self.0.hosts[usize::from(host)].disks
     }
+    /// A life of a host's program begins, and none before it on this machine goes on.
+    pub fn begin_life(&self, host: u16, incarnation: Incarnation) -> Life {
+        let mut begun = self.0.hosts[usize::from(host)].begun.borrow_mut();
+        let outlived = begun.clone();
+        begun.push(incarnation);
+        Life { incarnation, outlived }
+    }
+
     /// Where a host's events last.
     pub fn events(&self, host: u16) -> &EventFile {
         &self.0.hosts[usize::from(host)].events
@@ -377,6 +391,7 @@ impl Machines {
         machines.cores.iter().for_each(|core| core.reset());
         if power_lost {
             machines.events.power_lost();
+            machines.begun.borrow_mut().clear();
             let uptime = self.0.rng.borrow_mut().span(Nanos::from_secs(1), Nanos::from_secs(60));
             machines.clock.reboot(self.0.executor.now(), uptime);
         }

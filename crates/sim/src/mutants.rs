@@ -95,6 +95,8 @@ mutants! {
         "a member that restarted serves the session before";
     "grants.nothing_before_the_start", "R9", [Partition, Kill],
         "a member that restarted answers fences at once";
+    "grants.whoever_served_is_dead", "R9", [Partition, Kill],
+        "a member that restarted waits for no owner, not even for one that lives";
     "grants.own_older_life_binds", "R9", [Kill],
         "an owner that restarted waits for the lease of its old life";
     "grants.renewed_while_fencing", "R10", [Partition],

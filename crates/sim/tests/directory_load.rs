@@ -4,7 +4,7 @@
 //! The points of the table in `docs/directory.md` are named by `ATOLL_DIRECTORY_LOAD`, hosts and
 //! objects each (`3x100,64x10000`); the table is printed.
 
-use atoll_format::id::{ClusterId, ComponentId, HostId, ObjectId};
+use atoll_format::id::{ClusterId, ComponentId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{
     self, ClusterRecord, HostRecord, MemberState, ObjectRecord, PROMISED_LIMIT_PERCENT,
     RECORD_VERSION, VolumeRecord, key,
@@ -128,10 +128,12 @@ fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -
     let (storage, rigs, all) = (RealStorage::new(16 << 20), machines.clone(), nodes.clone());
     machines.set_boot(move |host, disks, world| {
         let (storage, all, inner) = (storage.clone(), all.clone(), world.clone());
+        let rigs = rigs.clone();
         let kept = rigs.events(host).open(host_id(host));
         world.spawn(async move {
             let group = storage.open(host, 0, disks, inner.clone()).await.expect("opens");
-            let node = Node::start(inner, node_config(host), vec![group], kept);
+            let life = rigs.begin_life(host, Incarnation(inner.random()));
+            let node = Node::start(inner, node_config(host), life, vec![group], kept);
             node.objects().set_repair_delay(REPAIR_DELAY_S);
             all.borrow_mut()[usize::from(host)] = Some(node);
         });

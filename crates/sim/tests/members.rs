@@ -1,6 +1,8 @@
 //! What a member answers to whom, asked directly.
 
-use atoll_format::id::{ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session};
+use atoll_format::id::{
+    Addr, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq, Session,
+};
 use atoll_format::op::BlockRange;
 use atoll_object::HostComponents;
 use atoll_object::limits::GRACE;
@@ -35,7 +37,9 @@ fn with_members<F: Future<Output = ()> + 'static>(
     let (executor, here) = (machines.executor().clone(), booted.clone());
     machines.set_boot(move |_, _, world| {
         let store = ReferenceStore::new(&executor, GroupId(1), 1 << 30, Rng::named(1, "store"));
-        let members = Members::new(world.clone(), 0, vec![store], HostComponents::of(1));
+        let me = Addr::from(HostId(1));
+        let of_host = HostComponents::of(1);
+        let members = Members::new(world.clone(), me, Vec::new(), vec![store], of_host);
         *here.borrow_mut() = Some((members, world));
     });
     machines.start(0);
@@ -73,7 +77,14 @@ fn a_fence_does_not_wait_for_a_lease_but_says_how_long_it_may_run() {
             matches!(&granted, Reply::Granted { excluded, .. } if excluded.is_empty()),
             "{granted:?}"
         );
-        let fence = || Request::Fence { object, component, epoch: Epoch(2) };
+        let fence = || Request::Fence {
+            object,
+            component,
+            epoch: Epoch(2),
+            incarnation: Incarnation(1),
+            outlived: Vec::new(),
+            served: None,
+        };
         let asked = world.now();
         let Reply::Held(wait_ns) = members.handle(new, fence()).await else {
             panic!("a lease is running");

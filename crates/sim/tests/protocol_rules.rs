@@ -11,7 +11,7 @@
 //! counts.
 
 use atoll_sim::model::{Budget, Config, Outcome, Rule, Rules, Start, Wrong, check, walk};
-use atoll_sim::model::{lease, ticket};
+use atoll_sim::model::{lease, restart, ticket};
 
 /// More states than any space below has.
 const LIMIT: u64 = 8_000_000;
@@ -194,6 +194,14 @@ fn r9_a_fence_is_answered_before_the_lease_ends() {
 fn r9_a_grace_of_one_lease_forgets_the_drift_of_clocks() {
     let rule = Rule::R9GraceOutlivesLease;
     flawed(rule, Wrong::LeaseOutlivesFence, &lease::check(Rules::without(rule)));
+}
+
+#[test]
+fn r9_a_restarted_member_waits_unless_only_a_dead_life_can_have_leases() {
+    sound("restart", &restart::check(Rules::ALL));
+    for rule in [Rule::R9OnlyDeadLives, Rule::R9DeathIsProved, Rule::R9ServedIsSettled] {
+        flawed(rule, Wrong::LeaseOutlivesFence, &restart::check(Rules::without(rule)));
+    }
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Hosts {
         machines.set_boot(move |host, _, world| {
             booted.lives.set(booted.lives.get() + 1);
             let incarnation = Incarnation(booted.lives.get());
+            let outlived = booted.machines.begin_life(host, incarnation).outlived;
             let of_host = HostComponents::of(SHARDS);
             let next = booted.machines.next_shard(&world);
             for (shard, world) in (0..).zip([world, next]) {
@@ -97,7 +98,9 @@ impl Hosts {
                 let has_group = booted.group_on.borrow()[usize::from(host)] == shard;
                 let own = has_group.then(|| stores[usize::from(host)].clone());
                 let stores = own.into_iter().collect();
-                let objects = HostObjects::start(world, identity, stores, of_host.clone());
+                let outlived = outlived.clone();
+                let objects =
+                    HostObjects::start(world, identity, outlived, stores, of_host.clone());
                 for other in 0..HOSTS {
                     objects.peers().set_peer(host_id(other), vec![format!("h{other}")]);
                 }
@@ -174,6 +177,7 @@ impl Hosts {
             seq_base: Seq(0),
             legs: vec![LegRecord { members: vec![member(0), member(1)] }],
             attached: None,
+            served: None,
             nonce: 0,
         };
         for (leg, m) in object.members() {

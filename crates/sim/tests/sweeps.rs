@@ -170,6 +170,7 @@ fn writes_of_an_old_owner_are_refused_by_the_members() {
 /// A random host dies every 3 s: I/O goes on between, and no copy is copied over and over.
 #[test]
 fn a_crash_loop_leaves_room_for_progress() {
+    let mut resyncs = 0;
     for seed in 0..4u64 {
         let mut scenario = format!(
             "cluster hosts=3 seed={seed}
@@ -197,6 +198,9 @@ fn a_crash_loop_leaves_room_for_progress() {
         let done = told.lines().filter(|l| l.contains("begin") || l.contains(": done")).count();
         assert!(done > 5, "seed {seed}: no progress between the kills\n{told}");
         let copies = times_told(&told, "resync-started");
-        assert!((1..=KILLS).contains(&copies), "seed {seed}: {copies} resyncs\n{told}");
+        assert!(copies <= KILLS, "seed {seed}: {copies} resyncs\n{told}");
+        resyncs += copies;
     }
+    // Most are back before their copies are left out.
+    assert!(resyncs > 0, "no copy was left out");
 }

@@ -2,6 +2,7 @@
 //! kept them from seeing each other. Machine 2 runs on a copy of machine 1's state, with an
 //! address of its own.
 
+use atoll_format::id::Incarnation;
 use atoll_node::{EventMark, Node, NodeConfig};
 use atoll_sim::cluster::{host_id, node_config};
 use atoll_sim::disk::DiskProfile;
@@ -11,7 +12,7 @@ use atoll_sim::rng::Rng;
 use atoll_sim::trace::Trace;
 use atoll_sim::world::SimWorld;
 use atoll_store::Store;
-use atoll_world::Nanos;
+use atoll_world::{Nanos, World};
 use futures_util::FutureExt;
 use std::cell::RefCell;
 use std::future::Future;
@@ -49,7 +50,8 @@ impl Hosts {
         let rigs = machines.clone();
         machines.set_boot(move |machine, _, world| {
             let kept = rigs.events(machine).open(host_id(machine.min(1)));
-            let node = Node::start(world, config(machine), Vec::new(), kept);
+            let life = rigs.begin_life(machine, Incarnation(world.random()));
+            let node = Node::start(world, config(machine), life, Vec::new(), kept);
             all.borrow_mut()[usize::from(machine)] = Some(node);
         });
         let all = nodes.clone();

@@ -56,9 +56,15 @@ impl<W: World, S: Service> TransportState<W, S> {
     pub(crate) fn met(&self, peer: &Peer<W, S>, incarnation: Incarnation) {
         let last = peer.incarnation.replace(Some(incarnation));
         if last.is_some_and(|last| last != incarnation) {
+            let is_linked = || Lane::ALL.into_iter().any(|lane| peer.is_linked(lane));
+            let was_linked = is_linked();
             self.close_all(peer, "another life of this host has connected");
-            let left = Lane::ALL.into_iter().any(|lane| peer.is_linked(lane));
-            assert!(!left, "a connection of {} outlives {last:?}", peer.addr);
+            assert!(!is_linked(), "a connection of {} outlives {last:?}", peer.addr);
+            // It is up: nothing waits for the pause that the attempts to reach the last one took.
+            // But where the last one was reached, there may be two: they are to have time to show.
+            if !was_linked {
+                peer.kick.notify_all();
+            }
         }
         self.changed.notify_all();
     }

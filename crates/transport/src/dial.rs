@@ -4,8 +4,8 @@
 //! ```text
 //!   opening --ok--> up --lost--> opening (at once if it had lived long, else after a pause)
 //!      |  ^
-//!   failed |  pause: BACKOFF_MIN doubling to BACKOFF_MAX, times 0.5..1; ended by new endpoints
-//!      +--+
+//!   failed |  pause: BACKOFF_MIN doubling to BACKOFF_MAX, times 0.5..1; ended by new endpoints,
+//!      +--+          and by a new life of a peer that could not be reached
 //! ```
 
 use crate::error::CallError;

@@ -434,6 +434,27 @@ fn the_next_endpoint_is_tried_and_new_ones_end_the_pause() {
     });
 }
 
+/// The rest of a pause would make the restart of an owner longer.
+#[test]
+fn a_peer_that_has_restarted_is_connected_to_as_soon_as_it_connects() {
+    run(|lab| async move {
+        let ((a, _), (b, _)) = pair(&lab).await;
+        b.stop();
+        lab.deaf("b");
+        lab.sleep(Nanos::from_secs(10)).await;
+        assert!(!a.peer(B).connected);
+        for life in 3..8 {
+            let (b, _) = start(&lab, identity(B, life));
+            b.set_peer(A, vec!["a".into()]);
+            lab.sleep(MS).await;
+            assert!(a.peer(B).connected && b.peer(A).connected, "life {life}");
+            b.stop();
+            lab.deaf("b");
+            lab.sleep(Nanos::from_secs(10)).await;
+        }
+    });
+}
+
 #[test]
 fn a_message_that_is_not_understood_or_too_long_costs_only_its_call() {
     run(|lab| async move {

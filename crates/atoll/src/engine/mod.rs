@@ -40,7 +40,7 @@ use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{ClusterRecord, key};
 use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
-    About, Before, EventMark, EventsKept, JoinError, Node, NodeConfig, OtherLife, Severity,
+    About, Before, EventMark, EventsKept, JoinError, Life, Node, NodeConfig, OtherLife, Severity,
     TaskBook, before, check_host_name, find_or_found,
 };
 use atoll_real::{RealNet, RealStream, StreamListener};
@@ -259,8 +259,11 @@ impl Engine {
         let (files, earlier, said) = EventFiles::open(data.path(), self.host);
         let files = self.events.get_or_init(|| Rc::new(files)).clone();
         let kept = EventsKept { events: earlier, sink: files.clone() };
+        let incarnation = Incarnation(world.random());
+        // Noted before it is granted any lease.
+        let life = Life { incarnation, outlived: data.begin_life(incarnation) };
         let (node, first) =
-            Node::start_first(world.clone(), config, shards, own.take_groups(), kept);
+            Node::start_first(world.clone(), config, life, shards, own.take_groups(), kept);
         if let Some(incarnation) = over {
             node.is_over(incarnation);
         }

@@ -15,8 +15,8 @@ use atoll_api::envelope::{Missing, Named};
 use atoll_api::routes::Op;
 use atoll_api::types::{DiskWipe, DiskWipeRequest, Profile, Session, Volume};
 use atoll_api::{Client, Code, Endpoint, Problem};
-use atoll_format::id::HostId;
-use atoll_node::{EventsKept, Manager, NodeConfig, find_or_found};
+use atoll_format::id::{HostId, Incarnation};
+use atoll_node::{EventsKept, Life, Manager, NodeConfig, find_or_found};
 use atoll_real::directory::{DirectoryClient, DirectoryServer};
 use atoll_real::{RealNet, Siblings};
 use serde::Deserialize;
@@ -78,8 +78,9 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     };
     std::fs::create_dir_all(data).unwrap();
     let (files, events, _) = EventFiles::open(data, HostId(2));
-    let node =
-        HostNode::start(world, config, Vec::new(), EventsKept { events, sink: Rc::new(files) });
+    let kept = EventsKept { events, sink: Rc::new(files) };
+    let life = Life { incarnation: Incarnation(1), outlived: Vec::new() };
+    let node = HostNode::start(world, config, life, Vec::new(), kept);
     node.set_manager(old_manager());
     node.arrive().await;
     node

@@ -273,6 +273,7 @@ pub(crate) mod tests {
                 seq_base: Seq(0),
                 legs: vec![LegRecord { members: members.collect() }],
                 attached: None,
+                served: None,
                 nonce: 0,
             },
             revision: 1,

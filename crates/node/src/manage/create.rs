@@ -175,6 +175,7 @@ impl<W: World, S: Components> Node<W, S> {
             seq_base: Seq(0),
             legs: legs.iter().map(|leg| LegRecord { members: members(leg) }).collect(),
             attached: None,
+            served: None,
             nonce: 0,
         };
         self.check_promise(&promises, promised_bytes(&record))?;

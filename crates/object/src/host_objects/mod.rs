@@ -24,7 +24,7 @@ use crate::member::Members;
 use crate::message::{Reply, Request};
 use crate::owner::{OwnedObject, Owner, ResizeError};
 use crate::placement::HostView;
-use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, HostId, ObjectId};
+use atoll_format::id::{Addr, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId};
 use atoll_transport::{Identity, Peers, Service};
 use atoll_world::directory::Compare;
 use atoll_world::sync::Notify;
@@ -114,10 +114,20 @@ impl<W: World, S: Components> Service for HostService<W, S> {
 
 impl<W: World, S: Components> HostObjects<W, S> {
     /// The object layer of a shard that starts now; `of_host` is what all shards of its host have.
-    pub fn start(world: W, identity: Identity, stores: Vec<S>, of_host: HostComponents) -> Self {
-        let members = Members::new(world.clone(), identity.shard, stores, of_host);
+    /// `outlived`: lives of its host that have ended for certain, wherever they ran: a shard waits
+    /// for no lease of theirs, and what two lives do at once is not found out here.
+    pub fn start(
+        world: W,
+        identity: Identity,
+        outlived: Vec<Incarnation>,
+        stores: Vec<S>,
+        of_host: HostComponents,
+    ) -> Self {
+        assert!(!outlived.contains(&identity.incarnation), "a life does not outlive itself");
+        let me = identity.addr();
+        let members = Members::new(world.clone(), me, outlived.clone(), stores, of_host);
         let objects = Self(Rc::new_cyclic(|host| HostState {
-            ctx: Rc::new(Ctx::start(world.clone(), identity, HostService(host.clone()))),
+            ctx: Rc::new(Ctx::start(world.clone(), identity, outlived, HostService(host.clone()))),
             members,
             table: ObjectTable::default(),
             directory_away: Cell::new(None),

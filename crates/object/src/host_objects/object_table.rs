@@ -50,8 +50,8 @@ struct Pause {
 
 struct Known<O> {
     place: Place<O>,
-    /// When its owner was first found out of reach.
-    missed_since: Option<Nanos>,
+    /// When this owner was first found out of reach.
+    missed_since: Option<(OwnerRecord, Nanos)>,
     /// After a takeover that failed.
     pause: Option<Pause>,
 }
@@ -143,9 +143,12 @@ impl<O: Serving> ObjectTable<O> {
         });
     }
 
-    /// Its owner is out of reach now; returns since when it is.
-    pub fn missed(&self, object: ObjectId, now: Nanos) -> Nanos {
-        self.with(object, |known| *known.missed_since.get_or_insert(now))
+    /// This owner of it is out of reach now; returns since when it is.
+    pub fn missed(&self, object: ObjectId, owner: OwnerRecord, now: Nanos) -> Nanos {
+        self.with(object, |known| {
+            let of_this = known.missed_since.filter(|(missed, _)| *missed == owner);
+            known.missed_since.insert(of_this.unwrap_or((owner, now))).1
+        })
     }
 
     /// A takeover by this host begins; to be notified when it has ended.
@@ -365,10 +368,12 @@ mod tests {
     #[test]
     fn it_is_missed_since_it_was_first_not_found() {
         let table = table();
-        assert_eq!(table.missed(OBJECT, AT), AT);
-        assert_eq!(table.missed(OBJECT, AT * 2), AT);
+        assert_eq!(table.missed(OBJECT, THERE, AT), AT);
+        assert_eq!(table.missed(OBJECT, THERE, AT * 2), AT);
         table.found(OBJECT, THERE);
-        assert_eq!(table.missed(OBJECT, AT * 3), AT * 3, "it was found meanwhile");
+        assert_eq!(table.missed(OBJECT, THERE, AT * 3), AT * 3, "it was found meanwhile");
+        let later = OwnerRecord { incarnation: Incarnation(4), ..THERE };
+        assert_eq!(table.missed(OBJECT, later, AT * 4), AT * 4, "it has taken it back");
         table.begin_taking(OBJECT, AT * 3).expect("free");
         table.end_taking(OBJECT, None, AT * 3, 0);
         assert!(is_empty(&table));

@@ -5,10 +5,10 @@
 //! pauses that grow.
 
 use super::{HostObjects, HostOwner};
-use crate::limits::{REJOIN_PATIENCE, RETRY_EVERY, TAKEOVER_AFTER};
+use crate::limits::{REJOIN_PATIENCE, RETRY_EVERY, TAKE_BACK_MAX, TAKEOVER_AFTER};
 use crate::takeover::{TakeoverError, load, take_over};
 use atoll_format::id::{Addr, ObjectId};
-use atoll_format::record::{MemberRecord, ObjectRecord};
+use atoll_format::record::{MemberRecord, ObjectRecord, OwnerRecord};
 use atoll_world::directory::Revision;
 use atoll_world::sync::oneshot;
 use atoll_world::{Components, Nanos, World, mutant, sometimes};
@@ -28,7 +28,11 @@ impl<W: World, S: Components> HostObjects<W, S> {
         if !mutant!("objects.adopts_by_an_old_route") {
             self.forget_route(object);
         }
-        match self.route(object).await {
+        let found = match self.owner(object) {
+            Some(_) => return Ok(()),
+            None => self.find_owner(object, false).await,
+        };
+        match found {
             Ok(_) => Ok(()),
             Err(TakeoverError::NotNow(why)) => Err(why),
             Err(TakeoverError::Gone) => Err("there is no such object".into()),
@@ -72,12 +76,12 @@ impl<W: World, S: Components> HostObjects<W, S> {
     pub(crate) async fn route(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
         match self.owner(object) {
             Some(owner) => Ok(Route::Local(owner)),
-            None => Box::pin(self.find_owner(object)).await,
+            None => Box::pin(self.find_owner(object, true)).await,
         }
     }
 
-    /// The same, when this host is not the owner.
-    async fn find_owner(&self, object: ObjectId) -> Result<Route<W, S>, TakeoverError> {
+    /// The same, when this host is not the owner. `asks`: who wants to know asks the owner next.
+    async fn find_owner(&self, object: ObjectId, asks: bool) -> Result<Route<W, S>, TakeoverError> {
         if let Some(taking) = self.0.table.taking(object) {
             taking.await;
             return match self.owner(object) {
@@ -111,7 +115,12 @@ impl<W: World, S: Components> HostObjects<W, S> {
                 return Ok(Route::Remote(owner.addr()));
             }
             let now = self.world().now();
-            let since = self.0.table.missed(object, now);
+            let since = self.0.table.missed(object, owner, now);
+            // It takes the object back as soon as it is asked (`take_back`), and waits for no lease
+            // of its earlier life, as this host would have to (R9).
+            if asks && peer.connected && !is_here && now.since(since) < TAKE_BACK_MAX {
+                return Ok(Route::Remote(owner.addr()));
+            }
             let rejoins = self.0.directory_back.get().is_some_and(|at| {
                 now.since(at) < REJOIN_PATIENCE && !mutant!("objects.takes_over_as_it_rejoins")
             });
@@ -124,6 +133,21 @@ impl<W: World, S: Components> HostObjects<W, S> {
             }
         }
         self.take(object, (record, revision)).await
+    }
+
+    /// A client on another host asks for an object that this shard does not own: takes it back if
+    /// an earlier life owned it, and nobody since.
+    pub(super) async fn take_back(&self, object: ObjectId) {
+        if self.0.stopping.get() {
+            return;
+        }
+        let Ok((record, revision)) = load(self.world(), object).await else { return };
+        let me = self.0.ctx.me();
+        let is_earlier = |owner: OwnerRecord| owner.addr() == me.addr() && owner != me;
+        if record.owner.is_some_and(is_earlier) {
+            sometimes!("objects.takes_back_what_it_owned");
+            let _ = self.take(object, (record, revision)).await;
+        }
     }
 
     /// The directory answered, or did not.

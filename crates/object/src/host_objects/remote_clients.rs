@@ -4,6 +4,7 @@ use super::HostObjects;
 use crate::failure::Fail;
 use crate::limits::CALL_DEADLINE;
 use crate::message::{ClientIo, ClientRequest, Reply, client_crcs};
+use atoll_format::id::ObjectId;
 use atoll_format::op::OpKind;
 use atoll_world::{Components, World, buf, mutant, sometimes};
 
@@ -11,10 +12,9 @@ impl<W: World, S: Components> HostObjects<W, S> {
     /// One piece of I/O of a client on another host.
     pub(super) async fn serve_client(&self, request: ClientRequest) -> Reply {
         let ClientRequest { object, ticket, retry, at, admission, io } = request;
-        let taking = self.0.table.taking(object);
-        if let Some(taking) = taking {
+        if self.owner(object).is_none() {
             let until = self.world().now() + CALL_DEADLINE * 2;
-            let _ = self.world().timeout_at(until, taking).await;
+            let _ = self.world().timeout_at(until, Box::pin(self.await_owner(object))).await;
         }
         let Some(owner) = self.owner(object) else { return Reply::NotOwner };
         let admission =
@@ -58,6 +58,17 @@ impl<W: World, S: Components> HostObjects<W, S> {
             Ok(()) => Reply::Done,
             Err(Fail::Stopped | Fail::Outdated) => Reply::OwnerStopped,
             Err(Fail::Volume(error)) => Reply::VolumeFailed(error),
+        }
+    }
+
+    /// Until this shard owns the object, if it is about to, or should.
+    async fn await_owner(&self, object: ObjectId) {
+        if self.0.table.taking(object).is_none() {
+            self.take_back(object).await;
+        }
+        // Another request may have begun it meanwhile.
+        if let Some(taking) = self.0.table.taking(object) {
+            taking.await;
         }
     }
 }

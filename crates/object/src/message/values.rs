@@ -3,9 +3,11 @@
 use super::codec::{Dec, Enc, Got, Wire};
 use atoll_format::checksum::crc;
 use atoll_format::id::{
-    ClientId, ComponentId, Epoch, GroupId, Incarnation, ObjectId, OpId, Seq, Session, Ticket,
+    ClientId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, OpId, Seq, Session,
+    Ticket,
 };
 use atoll_format::op::{BlockRange, BlockState, BlockTag, OpKind, OpRecord, Promise};
+use atoll_format::record::ServedRecord;
 use atoll_format::units::{BLOCK_LEN, SEQ_MAX};
 use atoll_transport::BadMessage;
 use atoll_world::components::{
@@ -35,6 +37,7 @@ numbers!(
     ComponentId: u64,
     Epoch: u32,
     GroupId: u64,
+    HostId: u64,
     Incarnation: u64,
     ObjectId: u64,
     Seq: u64,
@@ -62,6 +65,7 @@ pub(super) use fields;
 
 fields!(OpId { epoch: Epoch, seq: Seq });
 fields!(Session { epoch: Epoch, attach: u32 });
+fields!(ServedRecord { epoch: Epoch, host: HostId, incarnation: Incarnation });
 fields!(Ticket { client: ClientId, number: u32, settled_below: u32 });
 fields!(BlockTag { seq: Seq, state: BlockState, crc: u32 });
 fields!(BlockRange { start: u32, count: u16 } check lies_in_a_chunk);

@@ -74,7 +74,7 @@ async fn fence_one<W: World, P: Protocol>(
     let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
     let mut held_until = None;
     while !mutant!("takeover.does_not_fence") {
-        match members.fence(to, record.id, world.now() + CALL_DEADLINE).await {
+        match members.fence(to, record.id, record.served, world.now() + CALL_DEADLINE).await {
             Ok(None) => break,
             // Leases end by themselves: their renewals have stopped. Short steps, since one may be
             // given back. One that is held up for longer than it said has restarted: in a crash

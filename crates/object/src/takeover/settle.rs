@@ -5,7 +5,7 @@ use crate::layout::Layout;
 use crate::record_rules::check_change;
 use atoll_format::id::{ComponentId, HostId, Incarnation, Seq, Session};
 use atoll_format::op::Promise;
-use atoll_format::record::{MemberRecord, MemberState, ObjectRecord};
+use atoll_format::record::{MemberRecord, MemberState, ObjectRecord, OwnerRecord, ServedRecord};
 use atoll_format::units::{OPS_IN_FLIGHT_MAX, SEQ_EPOCH_GAP};
 use atoll_world::{mutant, sometimes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,6 +150,12 @@ pub(super) fn settle(
     let gap = if mutant!("takeover.seqs_come_again") { 0 } else { SEQ_EPOCH_GAP };
     record.attached = Some(1);
     record.seq_base = if gap == 0 { record.seq_base } else { Seq(newest.0 + gap) };
+    // Whoever was left out holds leases of nobody who could still read (R9).
+    record.served = record.owner.map(|OwnerRecord { host, incarnation, .. }| ServedRecord {
+        epoch: record.epoch,
+        host,
+        incarnation,
+    });
     (record, committed)
 }
 
@@ -161,6 +167,8 @@ pub(super) fn check_settled(
     resyncing: &FenceAnswers,
 ) {
     check_change(before, after);
+    let served = after.served.expect("who settles it serves it");
+    assert_eq!(served.epoch, after.epoch, "its own epoch");
     let members = before.members().zip(after.members());
     for ((leg, was), (_, now)) in members {
         assert_eq!(was.component, now.component, "leg {leg} keeps its members, in their order");
@@ -207,6 +215,7 @@ pub(super) mod tests {
             seq_base: BASE,
             legs: vec![LegRecord { members: states.iter().enumerate().map(member).collect() }],
             attached: None,
+            served: None,
             nonce: 0,
         }
     }

@@ -10,7 +10,8 @@
 //!
 //! Each rule can be switched off ([`Rules::without`]); `tests/protocol_rules.rs` shows that the
 //! checker then finds the flaw that the rule is there for. What is not safety but progress has
-//! models of its own: [`lease`] (R10) and [`ticket`] (R21).
+//! models of its own: [`lease`] (R10) and [`ticket`] (R21); so has a restarted member's silence,
+//! [`restart`] (R9).
 //!
 //! Limits: bounded budgets ([`Budget`]); first in, first out within a session is assumed of the
 //! transport, for copies only where a configuration says so ([`Config::lanes`]); a member's
@@ -20,6 +21,7 @@
 mod checker;
 pub mod lease;
 mod monitor;
+pub mod restart;
 mod rules;
 mod start;
 mod state;

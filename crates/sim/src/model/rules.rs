@@ -56,6 +56,12 @@ pub enum Rule {
     R9Serials,
     /// Off: a member's grace ends before the owner's lease does.
     R9GraceOutlivesLease,
+    /// Off: a member that has restarted takes whoever served last for dead.
+    R9OnlyDeadLives,
+    /// Off: a life takes earlier ones of its host for dead, also those that had another lock.
+    R9DeathIsProved,
+    /// Off: the record calls an owner the last that served as soon as it has claimed its epoch.
+    R9ServedIsSettled,
     /// Off: renewals to the old owner still cover an object that is being fenced (F18).
     R10LeaveOut,
     /// Off: the owner needs a lease only of the member that it reads from (F6).

@@ -393,7 +393,9 @@ impl Hosts {
         };
         let store = self.store(host).clone();
         store.inner.reopen();
-        let objects = HostObjects::start(world, identity, vec![store], HostComponents::of(1));
+        let outlived = self.machines.begin_life(host, identity.incarnation).outlived;
+        let of_host = HostComponents::of(1);
+        let objects = HostObjects::start(world, identity, outlived, vec![store], of_host);
         for other in 0..HOSTS {
             objects.peers().set_peer(host_id(other), vec![format!("h{other}")]);
         }
@@ -511,6 +513,7 @@ impl Hosts {
             seq_base: Seq(1000),
             legs: vec![LegRecord { members: copies.iter().map(member).collect() }],
             attached: None,
+            served: None,
             nonce: 0,
         };
         for &(host, _) in copies {
