@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const HISTORIES: u64 = 48;
 /// Of which the directory had an older record at the end.
-const OLDER_AT_LEAST: usize = 12;
+const OLDER_AT_LEAST: usize = 4;
 
 /// A volume with copies on all hosts but the last, and what happens to it.
 struct History {

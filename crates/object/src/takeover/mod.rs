@@ -71,10 +71,10 @@ fn tell_of_dropped<W: World, P: Protocol>(
 /// Makes this host the owner of `object`.
 pub(crate) async fn take_over<W: World, P: Protocol>(
     ctx: &Rc<Ctx<W, P>>,
-    from: (ObjectRecord, Revision),
+    (record, revision): (ObjectRecord, Revision),
 ) -> Result<Owner<W, P>, TakeoverError> {
     let world = &ctx.world;
-    let (record, revision) = reinstate_if_older(ctx, from).await?;
+    let (record, was_older) = reinstate_if_older(ctx, record).await?;
     // An epoch that nobody can use would only end the present owner's.
     let layout = Layout::of(&record.policy);
     for (leg, members) in record.legs.iter().enumerate() {
@@ -93,6 +93,9 @@ pub(crate) async fn take_over<W: World, P: Protocol>(
     let (record, revision) = confirm(world, next, revision).await?;
     assert!(record.epoch > epoch_before, "every owner takes a new epoch (R5)");
     assert!(ctx.is_me(&record), "{:?} owns {}", record.owner, record.id);
+    if let Some(event) = was_older {
+        ctx.event(event);
+    }
     ctx.event(Event::TakingOver { object: record.id, epoch: record.epoch });
 
     let members = MemberClient::new(ctx.clone(), record.epoch);

@@ -5,11 +5,15 @@
 //!
 //! - The directory reaches an epoch before any member is asked to promise it (R6). So none can have
 //!   promised more than the directory has reached.
-//! - In one epoch a member is attached as absent only after the record has called it resyncing
-//!   (R3), and the record says which session was the last when it was written. So none that is
-//!   absent in the record can have a later one. (Of a drop whose answer was lost it can: what
-//!   follows is right then too.)
-//! - One that is resyncing is complete only for the moment before it becomes active.
+//! - In one epoch an absent member is attached only after the record has called it resyncing (R3),
+//!   and the record says which session was the last when it was written. So none that is absent in
+//!   the record has a later one.
+//! - A member that is resyncing in the record is not complete.
+//!
+//! In one epoch the last two are not quite certain, while the directory has not answered: a drop is
+//! decided and the member attached once more, or it is complete and its promotion not confirmed. So
+//! they count only if the member also has a newer operation than the active ones. What follows is
+//! right in any case.
 //!
 //! Then the record's states mean nothing: what it calls active may lack what was acknowledged
 //! since. Among the members that have promised the highest epoch, and are complete, are those that
@@ -18,7 +22,6 @@
 //! acknowledged**. They are active again, and the others are compared with them whole. That is
 //! believed when every member has answered, or the repair delay is over.
 
-use super::directory::confirm;
 use super::error::TakeoverError;
 use super::fence::first_endpoint;
 use crate::ctx::{Ctx, Protocol};
@@ -26,9 +29,8 @@ use crate::events::Event;
 use crate::limits::MEND;
 use crate::member_client::{MemberClient, MemberError};
 use atoll_format::id::{ComponentId, Epoch, HostId, Seq, Session};
-use atoll_format::record::{MemberRecord, MemberState, ObjectRecord};
+use atoll_format::record::{LegRecord, MemberRecord, MemberState, ObjectRecord};
 use atoll_world::components::ComponentStatus;
-use atoll_world::directory::Revision;
 use atoll_world::{StoreError, World, sometimes};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -55,22 +57,25 @@ enum Known {
 
 type Answers = BTreeMap<ComponentId, Known>;
 
-/// The record to take over from: as it is, or, if it is older than its members, as they know it.
+/// The record to take over from: as it is, or, if it is older than its members, as they know it,
+/// and what there is to tell once the directory has it. What was read may be old only here, and
+/// members have promised what is in the directory: then the record has moved, and cannot be
+/// written.
 ///
 /// # Errors
-/// Members have to be waited for; or another host was faster.
+/// Members have to be waited for.
 pub(super) async fn reinstate_if_older<W: World, P: Protocol>(
     ctx: &Rc<Ctx<W, P>>,
-    (record, revision): (ObjectRecord, Revision),
-) -> Result<(ObjectRecord, Revision), TakeoverError> {
+    record: ObjectRecord,
+) -> Result<(ObjectRecord, Option<Event>), TakeoverError> {
     let answers = ask_all(ctx, &record).await;
-    let Some(promised) = older_than(&record, &answers) else { return Ok((record, revision)) };
+    let Some(promised) = older_than(&record, &answers) else { return Ok((record, None)) };
     sometimes!("takeover.record_is_older_than_its_members");
     if promised == record.epoch {
         sometimes!("takeover.record_is_older_in_its_epoch");
     }
     let settles = ctx.may_settle_for_less(&record);
-    let mut next = reinstate(&record, &answers, settles, ctx.world.unix_ms()).map_err(|on| {
+    let next = reinstate(&record, &answers, settles, ctx.world.unix_ms()).map_err(|on| {
         sometimes!("takeover.waits_for_who_may_know_more");
         let mut on: Vec<String> = on.into_iter().map(|host| ctx.host_name(host)).collect();
         on.sort();
@@ -84,12 +89,7 @@ pub(super) async fn reinstate_if_older<W: World, P: Protocol>(
     })?;
     check_reinstated(&record, &next, &answers);
     let (object, epoch) = (record.id, record.epoch);
-    next.owner = Some(ctx.me());
-    // What was read may be old only here, and members have promised what is in the directory: then
-    // the record has moved, and this fails.
-    let (record, revision) = confirm(&ctx.world, next, revision).await?;
-    ctx.event(Event::RecordWasOlder { object, epoch, promised });
-    Ok((record, revision))
+    Ok((next, Some(Event::RecordWasOlder { object, epoch, promised })))
 }
 
 /// Asks every member within reach, also those that the record calls absent. Not those that it calls
@@ -129,21 +129,30 @@ fn known(answer: Result<ComponentStatus, MemberError>) -> Known {
 /// they are.
 fn older_than(record: &ObjectRecord, answers: &Answers) -> Option<Epoch> {
     let promised = highest(answers);
-    let is_later = |member: &MemberRecord| {
+    let is_older =
+        promised > record.epoch || record.legs.iter().any(|leg| is_older_leg(record, leg, answers));
+    is_older.then_some(promised)
+}
+
+/// Whether a member has what the active ones of the record lack, and was attached in the record's
+/// epoch since the record was written.
+fn is_older_leg(record: &ObjectRecord, leg: &LegRecord, answers: &Answers) -> bool {
+    let newest = |m: &MemberRecord| match answers.get(&m.component) {
+        Some(Known::Here { newest, .. }) => Some(*newest),
+        _ => None,
+    };
+    let active = leg.members.iter().filter(|m| m.state.is_active()).filter_map(newest).max();
+    leg.members.iter().any(|member| {
         let Some(Known::Here { session, complete, .. }) = answers.get(&member.component) else {
             return false;
         };
-        let of_this_epoch = session.epoch == record.epoch;
-        match member.state {
+        let is_later = match member.state {
             MemberState::Active => false,
-            MemberState::Absent { .. } => {
-                of_this_epoch && record.attached.is_some_and(|last| session.attach > last)
-            }
-            MemberState::Resyncing { .. } => of_this_epoch && *complete,
-        }
-    };
-    let is_older = promised > record.epoch || record.members().any(|(_, m)| is_later(m));
-    is_older.then_some(promised)
+            MemberState::Absent { .. } => record.attached.is_some_and(|last| session.attach > last),
+            MemberState::Resyncing { .. } => *complete,
+        };
+        is_later && session.epoch == record.epoch && newest(member) > active
+    })
 }
 
 /// The highest epoch that any member has promised.
@@ -247,7 +256,7 @@ mod tests {
         // In epoch 3, when session 4 was the last.
         let older = |first: MemberState, known: Known| {
             let before = ObjectRecord { attached: Some(4), ..record(&[first, ACTIVE]) };
-            older_than(&before, &answers(&[known, here(3, 1, 90)])).map(|epoch| epoch.0)
+            older_than(&before, &answers(&[known, here(3, 1, 89)])).map(|epoch| epoch.0)
         };
         let resyncing = MemberState::Resyncing { from: Seq(40) };
         for (first, known, expected) in [
@@ -256,6 +265,7 @@ mod tests {
             (absent(40, false), here(2, 9, 90), None),
             (absent(40, false), here(3, 4, 90), None),
             (absent(40, false), here(3, 5, 90), Some(3)),
+            (absent(40, false), here(3, 5, 89), None),
             (absent(40, false), incomplete(here(3, 5, 90)), Some(3)),
             (absent(40, false), here(4, 1, 90), Some(4)),
             (absent(40, false), Known::Silent, None),
@@ -263,12 +273,13 @@ mod tests {
             (resyncing, incomplete(here(3, 9, 90)), None),
             (resyncing, here(2, 9, 90), None),
             (resyncing, here(3, 4, 90), Some(3)),
+            (resyncing, here(3, 4, 89), None),
             (resyncing, incomplete(here(4, 4, 90)), Some(4)),
         ] {
             assert_eq!(older(first, known), expected, "{first:?} {known:?}");
         }
         let unknown = record(&[absent(40, false), ACTIVE]);
-        assert_eq!(older_than(&unknown, &answers(&[here(3, 5, 90), here(3, 1, 90)])), None);
+        assert_eq!(older_than(&unknown, &answers(&[here(3, 5, 90), here(3, 1, 89)])), None);
     }
 
     /// The states that those members get, or who is waited for.
