@@ -68,6 +68,8 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     /// Since when all copies that answer are known to lack something, while another may come; and
     /// the record's `seq_base` then.
     lacking: RefCell<BTreeMap<ObjectId, (Nanos, Seq)>>,
+    /// Objects whose record is older than their members, since when, and its nonce.
+    older: RefCell<BTreeMap<ObjectId, (Nanos, u64)>>,
 }
 
 impl<W: World, P: Protocol> Ctx<W, P> {
@@ -91,6 +93,7 @@ impl<W: World, P: Protocol> Ctx<W, P> {
             resync_next: Cell::new(Nanos::ZERO),
             resync_floor: Cell::new(0),
             lacking: RefCell::default(),
+            older: RefCell::default(),
             world,
         }
     }
@@ -153,9 +156,22 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         assert!(*since <= now, "{} has lacked something since {since}: {now}", record.id);
         now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
     }
+    /// Whether members that an older record does not know of have been waited for long enough: for
+    /// the repair delay, while nobody has changed that record.
+    pub fn has_waited_for_members(&self, record: &ObjectRecord) -> bool {
+        let now = self.world.now();
+        let mut older = self.older.borrow_mut();
+        let (since, nonce) = older.entry(record.id).or_insert((now, record.nonce));
+        if *nonce != record.nonce {
+            (*since, *nonce) = (now, record.nonce);
+        }
+        assert!(*since <= now, "the record of {} is older since {since}: {now}", record.id);
+        now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
+    }
     /// A takeover has gone well.
     pub fn lacks_nothing(&self, object: ObjectId) {
         self.lacking.borrow_mut().remove(&object);
+        self.older.borrow_mut().remove(&object);
     }
     /// Sleeps as long as the limit says for that many bytes, and for those of all other copies that
     /// this host makes: the limit is the host's.

@@ -90,6 +90,10 @@ pub(crate) fn state_of(
     members.filter(|m| m.component == component).map(|m| &mut m.state).next()
 }
 
+/// Sessions that may be opened while the directory is to confirm a record, and are still known to
+/// it.
+const SESSIONS_RESERVED: u32 = 64;
+
 impl<W: World, P: Protocol> Owner<W, P> {
     /// Applies `edit` to the record and returns once the directory has confirmed it. `edit` says
     /// whether there is anything to change; it may be called again on a newer record.
@@ -117,7 +121,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
                 return Ok(true);
             }
             check_change(&self.0.record.borrow(), &record);
-            record.attached = Some(self.next_attach() - 1);
+            record.attached = Some(self.next_attach() - 1 + SESSIONS_RESERVED);
             record.nonce = self.world().random();
             let swapped = swap(self.world(), self.0.revision.get(), &record, &nonces, guard).await;
             nonces.push(record.nonce);
@@ -171,6 +175,10 @@ impl<W: World, P: Protocol> Owner<W, P> {
         assert_eq!(record.epoch, self.0.epoch, "another owner's record of {}", record.id);
         assert!(self.0.ctx.is_me(&record), "{:?} owns {}", record.owner, record.id);
         assert_eq!(record.legs.len(), legs, "{} keeps its legs", record.id);
+        // Sessions from here on are later than the record; those while it was written are not.
+        if let Some(last) = record.attached {
+            self.0.next_attach.set(self.next_attach().max(last + 1));
+        }
         *self.0.record.borrow_mut() = record;
         self.0.revision.set(revision);
         self.audit("when its record changed");

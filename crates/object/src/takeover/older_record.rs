@@ -10,10 +10,10 @@
 //!   the record has a later one.
 //! - A member that is resyncing in the record is not complete.
 //!
-//! In one epoch the last two are not quite certain, while the directory has not answered: a drop is
-//! decided and the member attached once more, or it is complete and its promotion not confirmed. So
-//! they count only if the member also has a newer operation than the active ones. What follows is
-//! right in any case.
+//! In one epoch the last two are not quite certain: a promotion may not have been confirmed, or a
+//! drop while the directory did not answer for long. So they count only if the member has a newer
+//! operation than an active one that answers. Then it has all that this one has (R2), and what
+//! follows is right in any case.
 //!
 //! Then the record's states mean nothing: what it calls active may lack what was acknowledged
 //! since. Among the members that have promised the highest epoch, and are complete, are those that
@@ -74,7 +74,7 @@ pub(super) async fn reinstate_if_older<W: World, P: Protocol>(
     if promised == record.epoch {
         sometimes!("takeover.record_is_older_in_its_epoch");
     }
-    let settles = ctx.may_settle_for_less(&record);
+    let settles = ctx.has_waited_for_members(&record);
     let next = reinstate(&record, &answers, settles, ctx.world.unix_ms()).map_err(|on| {
         sometimes!("takeover.waits_for_who_may_know_more");
         let mut on: Vec<String> = on.into_iter().map(|host| ctx.host_name(host)).collect();
@@ -142,6 +142,8 @@ fn is_older_leg(record: &ObjectRecord, leg: &LegRecord, answers: &Answers) -> bo
         _ => None,
     };
     let active = leg.members.iter().filter(|m| m.state.is_active()).filter_map(newest).max();
+    // Without an answer nobody knows what it has: all that was acknowledged, as a rule.
+    let Some(active) = active else { return false };
     leg.members.iter().any(|member| {
         let Some(Known::Here { session, complete, .. }) = answers.get(&member.component) else {
             return false;
@@ -151,7 +153,7 @@ fn is_older_leg(record: &ObjectRecord, leg: &LegRecord, answers: &Answers) -> bo
             MemberState::Absent { .. } => record.attached.is_some_and(|last| session.attach > last),
             MemberState::Resyncing { .. } => *complete,
         };
-        is_later && session.epoch == record.epoch && newest(member) > active
+        is_later && session.epoch == record.epoch && newest(member) > Some(active)
     })
 }
 
@@ -277,6 +279,13 @@ mod tests {
             (resyncing, incomplete(here(4, 4, 90)), Some(4)),
         ] {
             assert_eq!(older(first, known), expected, "{first:?} {known:?}");
+        }
+        // The active one has what was acknowledged, whatever the other has.
+        for known in [Known::Silent, Known::Lost] {
+            for state in [absent(40, false), resyncing] {
+                let before = ObjectRecord { attached: Some(4), ..record(&[state, ACTIVE]) };
+                assert_eq!(older_than(&before, &answers(&[here(3, 5, 90), known])), None);
+            }
         }
         let unknown = record(&[absent(40, false), ACTIVE]);
         assert_eq!(older_than(&unknown, &answers(&[here(3, 5, 90), here(3, 1, 89)])), None);
