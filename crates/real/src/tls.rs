@@ -67,7 +67,10 @@ impl TlsEnd {
     pub fn came(&mut self, count: usize, mut deliver: impl FnMut(&[u8])) -> io::Result<()> {
         let mut rest = &self.incoming[..count];
         while !rest.is_empty() {
-            self.connection.read_tls(&mut rest)?;
+            // Behind the other end's last word nothing is taken any more.
+            if self.connection.read_tls(&mut rest)? == 0 {
+                break;
+            }
             let state = self.connection.process_new_packets().map_err(|e| {
                 // In a handshake, whatever goes wrong means that. What refuses the certificate of
                 // the end that connects comes when that has proved the other one already.
@@ -144,5 +147,60 @@ impl<F: FnMut(&[IoSlice<'_>]) -> io::Result<usize>> Write for VectoredWrite<F> {
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_trust::{Authority, HOST_VALID_S};
+
+    fn end(authority: &Authority, host: u64) -> PeerTls {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+        let credentials = authority.equip(HostId(host), now, HOST_VALID_S).expect("signed");
+        PeerTls::new(&credentials).expect("usable")
+    }
+
+    /// What one end has to send.
+    fn take(from: &mut TlsEnd) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while from.wants_write() {
+            from.write_to(|slices| {
+                sent.extend(slices.iter().flat_map(|slice| slice.iter()));
+                Ok(slices.iter().map(|slice| slice.len()).sum())
+            })
+            .expect("to memory");
+        }
+        sent
+    }
+
+    /// It gets to the other end. Returns what that takes out of it.
+    fn give(to: &mut TlsEnd, bytes: &[u8]) -> Vec<u8> {
+        let mut came = Vec::new();
+        to.room()[..bytes.len()].copy_from_slice(bytes);
+        to.came(bytes.len(), |plain| came.extend_from_slice(plain)).expect("understood");
+        came
+    }
+
+    #[test]
+    fn nothing_behind_the_last_word_is_taken() {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+        let authority = Authority::create(ClusterId(7), "test", now).expect("made");
+        let mut a = TlsEnd::connect(&end(&authority, 1)).expect("begins");
+        let mut b = TlsEnd::accept(&end(&authority, 2)).expect("begins");
+        while a.proven().is_none() || b.proven().is_none() || a.wants_write() || b.wants_write() {
+            let sent = take(&mut a);
+            give(&mut b, &sent);
+            let sent = take(&mut b);
+            give(&mut a, &sent);
+        }
+        a.encrypt(&[IoSlice::new(b"word")]).expect("taken");
+        a.connection.send_close_notify();
+        let mut sent = take(&mut a);
+        // More than is read at once.
+        sent.extend([23; 64 << 10]);
+        assert_eq!(give(&mut b, &sent), b"word");
+        assert!(b.is_over());
+        assert_eq!(give(&mut b, &[23; 64 << 10]), b"");
     }
 }
