@@ -107,8 +107,16 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
     let authority = Authority::load(authority).map_err(|e| {
         failed(e).hint("atoll cluster authority create makes one, once for a cluster")
     })?;
-    // What cannot be read is replaced: perhaps that is why there is to be another one.
-    let before = Credentials::load(out).ok().map(|before| before.identity());
+    // What cannot be read is replaced, if it is said whose it was: perhaps that is why there is to
+    // be another one.
+    let before = match Credentials::load(out) {
+        Ok(before) => Some(before.identity()),
+        Err(e) if host.is_none() && out.join("host.crt").exists() => {
+            let hint = "name the host's id (atoll host list -o wide) to replace it, or remove it";
+            return Err(failed(e).hint(hint).into());
+        }
+        Err(_) => None,
+    };
     let other = |what: &str| {
         let detail = format!("{} has the certificate of another {what}", out.display());
         Problem::new(Code::Conflict, detail).hint("name another --out, or remove that one")
@@ -137,17 +145,18 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
 /// Made by root, the files belong to whom the directory around them belongs: the host, which has
 /// to read them, does not run as root.
 fn give_to_owner(dir: &Path) -> Result<(), Problem> {
-    use std::os::unix::fs::{MetadataExt, chown};
+    use std::os::unix::fs::{MetadataExt, lchown};
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     let give = || {
         let around = std::fs::canonicalize(dir)?.join("..").metadata()?;
         let (user, group) = (Some(around.uid()), Some(around.gid()));
-        for entry in std::fs::read_dir(dir)? {
-            chown(entry?.path(), user, group)?;
+        // The daemon may write there: what it has put in a file's place is not followed.
+        for name in ["authority.crt", "host.crt", "host.key"] {
+            lchown(dir.join(name), user, group)?;
         }
-        chown(dir, user, group)
+        lchown(dir, user, group)
     };
     give().map_err(|e: std::io::Error| {
         Problem::new(Code::LocalFile, format!("{}: {e}", dir.display()))
