@@ -69,7 +69,13 @@ impl DataDir {
     /// them, whether it has ended or not. Nor is one that could not be noted.
     pub fn begin_life(&self, life: Incarnation) -> Vec<Incarnation> {
         let path = self.path.join("lives");
-        let Ok(lock) = self.lock_name() else { return Vec::new() };
+        let lock = match self.lock_name() {
+            Ok(lock) => lock,
+            Err(e) => {
+                tracing::warn!("which kernel this is cannot be read: {e}; a restart takes longer");
+                return Vec::new();
+            }
+        };
         let outlived = lives_under(&lock, &std::fs::read_to_string(&path).unwrap_or_default());
         let kept = outlived.len().min(LIVES_MAX - 1);
         let lives = outlived[outlived.len() - kept..].iter().chain([&life]);
