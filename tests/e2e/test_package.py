@@ -301,6 +301,12 @@ class Package(unittest.TestCase):
         machine.run("atoll", "cluster", "certificate", *made)
         key = machine.run("stat", "-c", "%a %U", "/var/lib/atoll/trust/host.key")
         self.assertEqual(key.strip(), "600 atoll", "the host reads it, and nobody else")
+        # The daemon's user may write there, and root makes the next certificate.
+        machine.run("ln", "-s", "/root/authority/authority.key", "/var/lib/atoll/trust/theirs")
+        machine.run("atoll", "cluster", "certificate", *made)
+        key = machine.run("stat", "-c", "%a %U", "/root/authority/authority.key")
+        self.assertEqual(key.strip(), "600 root", "what is linked there stays whose it was")
+        machine.run("rm", "/var/lib/atoll/trust/theirs")
 
         machine.ask("start", "atoll", 1_500_000)
         waiting = wait_until("the host to say what it waits for", lambda: machine.heard("atoll"), 10)

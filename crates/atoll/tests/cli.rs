@@ -1213,3 +1213,31 @@ fn a_support_bundle_has_what_is_needed_and_no_secret() {
     drop(other.as_mut().unwrap().stdin.take());
     other.unwrap().wait().unwrap();
 }
+
+/// Whose certificate an unreadable one is, nobody guesses.
+#[test]
+fn a_certificate_that_cannot_be_read_is_replaced_for_the_host_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, out) = (dir.path().join("authority"), dir.path().join("trust"));
+    let (authority, out) = (authority.to_str().unwrap(), out.to_str().unwrap());
+    let cluster =
+        |words: &[&str]| said(program(None, &[&["cluster"], words].concat()).output().unwrap());
+    let made = cluster(&["authority", "create", "--dir", authority]);
+    assert_eq!(made.code, 0, "{}", made.err);
+    let certify = |host: &[&str]| {
+        cluster(&[&["certificate"], host, &["--authority", authority, "--out", out]].concat())
+    };
+    let first = certify(&[]);
+    assert_eq!(first.code, 0, "{}", first.err);
+    let certificate = Path::new(out).join("host.crt");
+    let before = std::fs::read(&certificate).unwrap();
+    // As when a power loss comes between the files.
+    std::fs::write(Path::new(out).join("host.key"), "cut").unwrap();
+    let refused = certify(&[]);
+    assert_ne!(refused.code, 0);
+    assert!(refused.err.contains("hint: name the host's id"), "{}", refused.err);
+    assert_eq!(std::fs::read(&certificate).unwrap(), before, "nothing is changed");
+    let named = certify(&["00000000000000a1"]);
+    assert_eq!(named.code, 0, "{}", named.err);
+    assert!(named.out.contains("00000000000000a1"), "{}", named.out);
+}
