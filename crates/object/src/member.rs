@@ -438,7 +438,7 @@ impl<W: World, S: Components> Members<W, S> {
             return Err(StoreError::Fenced { fenced: status.promise.fenced });
         }
         let now = self.0.world.now();
-        let clear_at = self.0.grants.borrow().clear_at(object, &fencer);
+        let clear_at = self.0.grants.borrow().clear_at(object, epoch);
         // R10.
         assert!(clear_at <= now + GRACE, "a fence is held up for one grace at most");
         if clear_at > now && !mutant!("member.fence_waits_for_nobody") {
