@@ -8,7 +8,7 @@ use crate::events::{Event, EventLog};
 use crate::hedge::HedgePolicy;
 use crate::message::{Reply, Request};
 use crate::placement::{self, HostView, Refusal};
-use atoll_format::id::{Addr, ComponentId, GroupId, HostId, Incarnation, ObjectId, Seq};
+use atoll_format::id::{Addr, ComponentId, GroupId, HostId, Incarnation, ObjectId};
 use atoll_format::record::{ObjectRecord, OwnerRecord};
 use atoll_format::units::CHUNK;
 use atoll_transport::{Identity, Peers, Service};
@@ -34,6 +34,17 @@ pub struct Settings {
     pub resync_floor: u64,
 }
 
+/// Objects that are waited for: since when, and the state of their record then.
+type Waiting = BTreeMap<ObjectId, (Nanos, u64)>;
+
+/// A disk group that is on another shard of its host than the inventory says.
+struct ToldShard {
+    host: HostId,
+    shard: u8,
+    /// The life that the inventory spoke of then: it is older than the one that answered.
+    older: Option<Incarnation>,
+}
+
 /// What is shared on one host.
 pub(crate) struct Ctx<W: World, P: Protocol> {
     pub world: W,
@@ -54,6 +65,8 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     pub inventory: RefCell<Vec<HostView>>,
     /// Disk groups that are not on the first shard of their host: on which.
     shards: RefCell<FixedMap<GroupId, (HostId, u8)>>,
+    /// Where shards have said that disk groups are, against what the inventory says.
+    told: RefCell<BTreeMap<GroupId, ToldShard>>,
     /// Bytes that components use, of all that are known.
     pub used_bytes: RefCell<BTreeMap<ComponentId, u64>>,
     /// Seconds that a member may be away before it is rebuilt elsewhere.
@@ -67,9 +80,9 @@ pub(crate) struct Ctx<W: World, P: Protocol> {
     pub resync_floor: Cell<u64>,
     /// Since when all copies that answer are known to lack something, while another may come; and
     /// the record's `seq_base` then.
-    lacking: RefCell<BTreeMap<ObjectId, (Nanos, Seq)>>,
+    lacking: RefCell<Waiting>,
     /// Objects whose record is older than their members, since when, and its nonce.
-    older: RefCell<BTreeMap<ObjectId, (Nanos, u64)>>,
+    older: RefCell<Waiting>,
 }
 
 impl<W: World, P: Protocol> Ctx<W, P> {
@@ -86,6 +99,7 @@ impl<W: World, P: Protocol> Ctx<W, P> {
             events: EventLog::default(),
             inventory: RefCell::default(),
             shards: RefCell::default(),
+            told: RefCell::default(),
             used_bytes: RefCell::default(),
             repair_delay_s: Cell::new(3600),
             resync_paused: Cell::new(false),
@@ -120,9 +134,12 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let shard = shards.get(&group).filter(|(of, _)| *of == host).map_or(0, |&(_, shard)| shard);
         Addr { host, shard }
     }
-    /// That shard runs a disk group, as another one has said; until the hosts' records are seen
-    /// the next time.
+    /// That shard runs a disk group, as another one of its host has said: until the inventory
+    /// speaks of another life of that host than now. What it says now may be repeated for seconds
+    /// after the host has restarted.
     pub fn is_on_shard(&self, (host, group): (HostId, GroupId), shard: u8) {
+        let older = life_of(&self.inventory.borrow(), host);
+        self.told.borrow_mut().insert(group, ToldShard { host, shard, older });
         self.shards.borrow_mut().insert(group, (host, shard));
     }
     /// Whether a call to that disk group has a chance.
@@ -138,7 +155,12 @@ impl<W: World, P: Protocol> Ctx<W, P> {
     pub fn set_inventory(&self, hosts: Vec<HostView>, used: BTreeMap<ComponentId, u64>) {
         let groups = hosts.iter().flat_map(|h| h.groups.iter().map(|g| (g.id, (h.id, g.shard))));
         // Most hosts have one shard: nothing is looked up then.
-        *self.shards.borrow_mut() = groups.filter(|&(_, (_, shard))| shard != 0).collect();
+        let mut shards: FixedMap<GroupId, (HostId, u8)> =
+            groups.filter(|&(_, (_, shard))| shard != 0).collect();
+        let mut told = self.told.borrow_mut();
+        told.retain(|_, t| life_of(&hosts, t.host) == t.older);
+        shards.extend(told.iter().map(|(&group, t)| (group, (t.host, t.shard))));
+        *self.shards.borrow_mut() = shards;
         *self.inventory.borrow_mut() = hosts;
         *self.used_bytes.borrow_mut() = used;
     }
@@ -146,27 +168,27 @@ impl<W: World, P: Protocol> Ctx<W, P> {
     /// acknowledged and an active copy that does not answer may have it: once that one counts as
     /// lost for good.
     pub fn may_settle_for_less(&self, record: &ObjectRecord) -> bool {
-        let now = self.world.now();
-        let mut lacking = self.lacking.borrow_mut();
-        let (since, base) = lacking.entry(record.id).or_insert((now, record.seq_base));
-        if *base != record.seq_base {
-            // A takeover has gone well meanwhile, perhaps on another host: that was another time.
-            (*since, *base) = (now, record.seq_base);
-        }
-        assert!(*since <= now, "{} has lacked something since {since}: {now}", record.id);
-        now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
+        // A takeover that goes well raises it, perhaps on another host: what is lacking then is
+        // waited for anew.
+        self.has_waited(&self.lacking, record.id, record.seq_base.0)
     }
     /// Whether members that an older record does not know of have been waited for long enough: for
     /// the repair delay, while nobody has changed that record.
     pub fn has_waited_for_members(&self, record: &ObjectRecord) -> bool {
+        self.has_waited(&self.older, record.id, record.nonce)
+    }
+    /// Whether that object has been waited for as long as the repair delay says, from the first
+    /// question on in which its record is in that state.
+    fn has_waited(&self, waiting: &RefCell<Waiting>, object: ObjectId, state: u64) -> bool {
         let now = self.world.now();
-        let mut older = self.older.borrow_mut();
-        let (since, nonce) = older.entry(record.id).or_insert((now, record.nonce));
-        if *nonce != record.nonce {
-            (*since, *nonce) = (now, record.nonce);
+        let mut waiting = waiting.borrow_mut();
+        let entry = waiting.entry(object).or_insert((now, state));
+        if entry.1 != state {
+            *entry = (now, state);
         }
-        assert!(*since <= now, "the record of {} is older since {since}: {now}", record.id);
-        now.since(*since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
+        let (since, _) = *entry;
+        assert!(since <= now, "{object} is waited for since {since}: {now}");
+        now.since(since) >= Nanos::from_secs(u64::from(self.repair_delay_s.get()))
     }
     /// A takeover has gone well.
     pub fn lacks_nothing(&self, object: ObjectId) {
@@ -201,4 +223,9 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let used = |component| self.used_bytes.borrow().get(&component).copied();
         placement::replacement(&self.inventory.borrow(), record, leg, gone, used)
     }
+}
+
+/// The life that an inventory speaks of.
+fn life_of(hosts: &[HostView], host: HostId) -> Option<Incarnation> {
+    hosts.iter().find(|h| h.id == host).map(|h| h.incarnation)
 }

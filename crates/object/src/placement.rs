@@ -46,6 +46,8 @@ pub struct HostView {
     pub fault_domain: String,
     /// It can be reached.
     pub alive: bool,
+    /// The life of it that has said where its disk groups are.
+    pub incarnation: Incarnation,
     /// Its disk groups.
     pub groups: Vec<GroupView>,
 }
@@ -1378,6 +1380,7 @@ mod tests {
             name: format!("host{}", i + 1),
             fault_domain: format!("host{}", i + 1),
             alive: true,
+            incarnation: Incarnation(1),
             groups: groups
                 .iter()
                 .enumerate()
@@ -1995,6 +1998,7 @@ mod tests {
                     name: format!("host{i}"),
                     fault_domain: format!("rack{domain}"),
                     alive: state != 0,
+                    incarnation: Incarnation(1),
                     groups: groups.into_iter().enumerate().map(group).collect(),
                 }
             };

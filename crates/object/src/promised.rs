@@ -210,6 +210,7 @@ mod tests {
             name: "h".into(),
             fault_domain: "h".into(),
             alive: true,
+            incarnation: atoll_format::id::Incarnation(1),
             groups: vec![group(1, 10 * CHUNK), group(2, 10 * CHUNK), group(3, 10 * CHUNK)],
         }];
         set_aside(&mut hosts, &reserved);

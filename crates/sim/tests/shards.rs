@@ -47,6 +47,8 @@ struct Hosts {
     /// The shard that runs each host's disk group in its present life.
     group_on: Rc<RefCell<Vec<u8>>>,
     lives: Rc<Cell<u64>>,
+    /// The present life of each host.
+    incarnations: Rc<RefCell<Vec<Incarnation>>>,
 }
 
 fn host_id(host: u16) -> HostId {
@@ -78,11 +80,13 @@ impl Hosts {
             shards: Rc::default(),
             group_on: Rc::new(RefCell::new(vec![0; usize::from(HOSTS)])),
             lives: Rc::default(),
+            incarnations: Rc::new(RefCell::new(vec![Incarnation(0); usize::from(HOSTS)])),
         };
         let booted = hosts.clone();
         machines.set_boot(move |host, _, world| {
             booted.lives.set(booted.lives.get() + 1);
             let incarnation = Incarnation(booted.lives.get());
+            booted.incarnations.borrow_mut()[usize::from(host)] = incarnation;
             let outlived = booted.machines.begin_life(host, incarnation).outlived;
             let of_host = HostComponents::of(SHARDS);
             let next = booted.machines.next_shard(&world);
@@ -136,6 +140,7 @@ impl Hosts {
             name: format!("h{host}"),
             fault_domain: format!("h{host}"),
             alive: true,
+            incarnation: self.incarnations.borrow()[usize::from(host)],
             groups: vec![group(host)],
         };
         for objects in self.shards.borrow().values() {
@@ -316,6 +321,54 @@ fn a_disk_group_on_another_shard_is_not_lost() {
             hosts.until("both copies are back", whole).await;
         }
     });
+}
+
+/// The host's record of before is repeated for seconds: it must not be believed again and again.
+#[test]
+fn a_takeover_finds_a_disk_group_that_has_just_moved_to_another_shard() {
+    for phase in 0..3 {
+        with(5, move |hosts| async move {
+            hosts.wait(Nanos::from_secs(5)).await;
+            hosts.make().await;
+            let volume = hosts.open(2, 0).await;
+            volume.write(0, block(1)).await.expect("two copies take it");
+            drop(volume);
+            let told = hosts.shard(2, 0).inventory();
+            let before = hosts.record().epoch;
+            hosts.group_on.borrow_mut()[0] = 1;
+            for host in [0, 2] {
+                hosts.machines.kill(host, false);
+                hosts.machines.start(host);
+            }
+            hosts.shard(2, 0).set_inventory(told.clone(), BTreeMap::new());
+            let repeats = hosts.clone();
+            let until = hosts.machines.executor().now() + Nanos::from_secs(10);
+            hosts.machines.executor().spawn(LifeId::HARNESS, async move {
+                while repeats.machines.executor().now() < until {
+                    repeats.shard(2, 0).set_inventory(told.clone(), BTreeMap::new());
+                    repeats.wait(Nanos::from_us(50)).await;
+                }
+            });
+            hosts.wait(Nanos::from_ms(50 + phase * 7)).await;
+            let after = hosts.open(2, 0).await;
+            reads(&after, 1).await;
+            let now = hosts.record();
+            assert_eq!(now.owner.map(|o| o.host), Some(host_id(2)));
+            assert!(now.epoch > before, "it was taken over");
+            assert!(now.members().all(|(_, m)| m.state.is_active()), "{phase}: {now:?}");
+            hosts.wait(Nanos::from_secs(11)).await;
+            // A life with one shard less: what the one before it has said is over.
+            hosts.machines.kill(0, false);
+            after.write(0, block(2)).await.expect("one copy takes it");
+            hosts.group_on.borrow_mut()[0] = 0;
+            hosts.machines.start(0);
+            hosts.tell_inventory();
+            let addr = hosts.shard(2, 0).addr_of(host_id(0), group_id(0));
+            assert_eq!(addr, Addr { host: host_id(0), shard: 0 });
+            let whole = |r: &ObjectRecord| r.members().all(|(_, m)| m.state.is_active());
+            hosts.until("both copies are back", whole).await;
+        });
+    }
 }
 
 #[test]

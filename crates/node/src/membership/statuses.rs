@@ -119,6 +119,7 @@ impl<W: World, S: Components> Node<W, S> {
                 name: h.name.clone(),
                 fault_domain: h.fault_domain.clone(),
                 alive: self.is_alive(h.id),
+                incarnation: h.incarnation,
                 groups: groups.collect(),
             }
         });

@@ -30,6 +30,7 @@ use crate::limits::MEND;
 use crate::member_client::{MemberClient, MemberError};
 use atoll_format::id::{ComponentId, Epoch, HostId, Seq, Session};
 use atoll_format::record::{LegRecord, MemberRecord, MemberState, ObjectRecord};
+use atoll_transport::CallError;
 use atoll_world::components::ComponentStatus;
 use atoll_world::{StoreError, World, sometimes};
 use std::collections::BTreeMap;
@@ -102,7 +103,14 @@ async fn ask_all<W: World, P: Protocol>(ctx: &Rc<Ctx<W, P>>, record: &ObjectReco
             let known = match member.state {
                 MemberState::Absent { lost: true, .. } => Known::Lost,
                 _ if !ctx.is_reachable(member.place()) => Known::Silent,
-                _ => known(client.status(to, MEND).await),
+                _ => {
+                    let mut answer = client.status(to, MEND).await;
+                    // It may be on another shard than was thought, which is known now.
+                    if answer == Err(MemberError::NoAnswer(CallError::Unreachable)) {
+                        answer = client.status(to, MEND).await;
+                    }
+                    known(answer)
+                }
             };
             (member.component, known)
         }

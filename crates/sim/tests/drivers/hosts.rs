@@ -404,6 +404,7 @@ impl Hosts {
             name: format!("h{host}"),
             fault_domain: format!("h{host}"),
             alive: true,
+            incarnation: Incarnation(1),
             groups: vec![GroupView {
                 id: group_id(host),
                 healthy: true,
