@@ -11,6 +11,7 @@ from load import Load
 from nbd import Client
 
 MEMBER_S, OWNER_S, ALL_S, CLIENT_S = 2.0, 10.0, 30.0, 3.0
+STOPPED_S = 1.0
 
 
 def all_die(cluster, load):
@@ -52,6 +53,20 @@ class Crash(ClusterTest):
             self.cluster.start(owner)
             self.cluster.wait_healthy(host=member)
             load.wait_progress()
+            load.finish()
+
+    @row("a host is stopped in order under load; clients of other hosts hardly notice")
+    def test_stopped(self):
+        owner, member, other = self.roles()
+        with Load(self.cluster, self.volume, hosts=[other]) as load:
+            for host in (owner, member):
+                load.wait_progress()
+                stopped = time.monotonic()
+                self.cluster.stop_host(host)
+                load.wait_progress(50)
+                self.assertLess(load.longest(stopped), STOPPED_S, f"host {host}")
+                self.cluster.start(host)
+                self.cluster.wait_healthy(host=other)
             load.finish()
 
     @row("58: a client cut off in mid-write repeats it elsewhere; it never lands after a newer one")

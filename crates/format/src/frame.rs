@@ -30,6 +30,8 @@ pub const BODY_MAX: u32 = 1 << 20;
 pub const PAYLOAD_MAX: u32 = 2 << 20;
 /// The longest text of a `Refuse` or `Goodbye`, in bytes.
 pub const TEXT_MAX: usize = 1024;
+/// In a `Goodbye`, as its request: this life of the sender serves nobody any more. 0 otherwise.
+pub const FOR_GOOD: u64 = 1;
 /// The longest host name in a handshake, in bytes.
 pub const NAME_MAX: usize = 63;
 /// Flag: the payload carries its own checksums in the body, and the receiving service checks
@@ -367,11 +369,14 @@ impl FrameHead {
             return Err(FrameError::NotZero("message_kind"));
         }
         match kind {
-            FrameKind::Hello | FrameKind::Welcome | FrameKind::Goodbye if self.request_id != 0 => {
+            FrameKind::Hello | FrameKind::Welcome if self.request_id != 0 => {
                 Err(FrameError::NotZero("request_id"))
             }
             FrameKind::Request | FrameKind::Reply if self.request_id == 0 => {
                 Err(FrameError::NotZero("request_id of 0"))
+            }
+            FrameKind::Goodbye if self.request_id > FOR_GOOD => {
+                Err(FrameError::NotZero("request_id"))
             }
             _ => Ok(()),
         }
@@ -548,8 +553,8 @@ impl Hello {
 #[cfg(test)]
 mod tests {
     use super::{
-        BODY_MAX, FrameError, FrameHead, FrameKind, HEAD_LEN, Hello, PAYLOAD_MAX, RawHead,
-        VERSION_MAX,
+        BODY_MAX, FOR_GOOD, FrameError, FrameHead, FrameKind, HEAD_LEN, Hello, PAYLOAD_MAX,
+        RawHead, VERSION_MAX,
     };
     use crate::checksum::crc;
     use crate::id::{Addr, ClusterId, HostId, Incarnation};
@@ -666,6 +671,7 @@ mod tests {
         let ping = FrameHead::new(VERSION_MAX, FrameKind::Ping, 3, &[]);
         let body = hello().encode();
         let greet = FrameHead::new(0, FrameKind::Hello, 0, &body);
+        let bye = FrameHead::new(VERSION_MAX, FrameKind::Goodbye, FOR_GOOD, &[]);
         let cases = [
             (forged(request, |h| h.magic[0] = b'X'), FrameError::Magic(*b"XTLf")),
             (
@@ -694,6 +700,7 @@ mod tests {
             (forged(ping, |h| h.payload_len = 1.into()), FrameError::PayloadLen(1)),
             (forged(ping, |h| h.message_kind = 1.into()), FrameError::NotZero("message_kind")),
             (forged(greet, |h| h.request_id = 1.into()), FrameError::NotZero("request_id")),
+            (forged(bye, |h| h.request_id = 2.into()), FrameError::NotZero("request_id")),
             (forged(request, |h| h.request_id = 0.into()), FrameError::NotZero("request_id of 0")),
         ];
         for (found, expected) in cases {

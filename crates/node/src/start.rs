@@ -133,6 +133,8 @@ impl<W: World, S: Components> Node<W, S> {
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.objects.release_all().await;
+        // Clients of what it owned go elsewhere from here on, and nobody waits for its copies.
+        self.0.objects.peers().stop();
         if !self.is_first_shard() {
             // Shard 0, which stops behind this one, must not take its volumes for open.
             self.tell_board();
@@ -140,7 +142,6 @@ impl<W: World, S: Components> Node<W, S> {
             // The front ends have ended before: it is true.
             self.say_farewell().await;
         }
-        self.0.objects.peers().stop();
     }
 
     /// Breaks reference cycles, so that memory goes after a simulated crash.

@@ -147,6 +147,11 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let addr = self.addr_of(at);
         addr == self.addr || self.peers.peer(addr).connected
     }
+    /// The shard that runs it has said that it stops: nothing comes of asking it, until its host
+    /// lives again.
+    pub fn has_left(&self, at: (HostId, GroupId)) -> bool {
+        self.peers.peer(self.addr_of(at)).left
+    }
     /// The present life of the host of a disk group, if it is known.
     pub fn life_of(&self, at: (HostId, GroupId)) -> Option<Incarnation> {
         self.peers.peer(self.addr_of(at)).incarnation

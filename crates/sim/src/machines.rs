@@ -591,7 +591,7 @@ impl Machines {
                 FaultKind::KillInRecovery => self.kill_in_recovery(host, &mut rng).await,
                 FaultKind::LaneStalled => self.stall_lane(host, &mut rng).await,
                 FaultKind::ClusterRestart => self.restart_all(&mut rng).await,
-                FaultKind::OrderlyStop => self.stop_in_order(host, &mut rng).await,
+                FaultKind::OrderlyStop => self.stop_for_a_while(host, &mut rng).await,
                 FaultKind::DiskSet => self.change_disk_set(host, &mut rng).await,
                 _ => {}
             }
@@ -799,14 +799,13 @@ impl Machines {
         });
     }
 
-    /// A stop in order, with clients and all, as an administrator does it.
-    async fn stop_in_order(&self, host: u16, rng: &mut Rng) {
-        let down = rng.span(Nanos::from_ms(5), Nanos::from_secs(12));
+    /// A stop in order, with clients and all, as an administrator does it. False: it was down, or
+    /// something else has ended it.
+    pub async fn stop_in_order(&self, host: u16) -> bool {
         let (Some(life), Some(farewell)) = (self.life(host), self.0.farewell.borrow().clone())
         else {
-            return;
+            return false;
         };
-        self.reached(FaultKind::OrderlyStop);
         self.say(Some(host), "stops in order".into());
         let until = self.0.executor.now() + STOP_MAX;
         // Not beyond the end of all trouble: nobody is to die while the cluster is judged.
@@ -816,15 +815,24 @@ impl Machines {
             }
         });
         futures_util::future::select(farewell(host), limit).await;
-        if self.0.healed.get() || self.life(host) != Some(life) {
-            // It may have been on its way out.
-            self.kill(host, false);
-            self.start(host);
+        let came_to_its_end = !self.0.healed.get() && self.life(host) == Some(life);
+        self.kill(host, false);
+        came_to_its_end
+    }
+
+    async fn stop_for_a_while(&self, host: u16, rng: &mut Rng) {
+        let down = rng.span(Nanos::from_ms(5), Nanos::from_secs(12));
+        if self.life(host).is_none() || self.0.farewell.borrow().is_none() {
             return;
         }
-        self.kill(host, false);
-        self.wait(down).await;
-        self.start_unless_healed(host);
+        self.reached(FaultKind::OrderlyStop);
+        if self.stop_in_order(host).await {
+            self.wait(down).await;
+            self.start_unless_healed(host);
+        } else {
+            // It may have been on its way out.
+            self.start(host);
+        }
     }
 
     /// All hosts at once, and all back before anybody is left out.

@@ -15,6 +15,7 @@
 //! - `fill v0 via=h0 fails=full`: 4 KiB into every MiB, until that error
 //! - `load v0 via=h2`: a client at work there until the end, or until its host dies
 //! - `kill h1`, `power h1`, `start h1`, `pause h1`, `resume h1`: the host, or `all`
+//! - `stop h1`: in order, as an administrator does it; it has ended when this is over
 //! - `trap h1 polls=200`, `trap h1 polls=200 power=yes`: it dies after so many steps
 //! - `isolate h1`, `rejoin h1`, `cut h0 h1`, `join h0 h1`: the network; `cut h0 directory`,
 //!   `join h0 directory`: the host's way to the directory
@@ -331,6 +332,11 @@ impl Stage {
                     self.cluster.violated(format!("'{}': it is down", c.line));
                 }
                 up.into_iter().for_each(|h| machines.kill(h, word == "power"));
+            }
+            "stop" => {
+                if !machines.stop_in_order(c.host(1)?).await {
+                    self.cluster.violated(format!("'{}': it did not come to its end", c.line));
+                }
             }
             "start" => self.hosts(c)?.into_iter().for_each(|h| machines.start(h)),
             "pause" => {

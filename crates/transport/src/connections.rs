@@ -9,9 +9,9 @@ use crate::identity::Twin;
 use crate::message::Service;
 use crate::outgoing::{ReplySender, Window};
 use crate::state::{Link, Peer, TransportState};
-use atoll_format::frame::{FrameHead, FrameKind};
+use atoll_format::frame::{FOR_GOOD, FrameHead, FrameKind};
 use atoll_format::id::Incarnation;
-use atoll_world::{Conn, Lane, World};
+use atoll_world::{Conn, Lane, World, sometimes};
 use std::rc::Rc;
 
 impl<W: World, S: Service> TransportState<W, S> {
@@ -58,7 +58,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         if last.is_some_and(|last| last != incarnation) {
             let is_linked = || Lane::ALL.into_iter().any(|lane| peer.is_linked(lane));
             let was_linked = is_linked();
-            self.close_all(peer, "another life of this host has connected");
+            self.close_all(peer, false, "another life of this host has connected");
             assert!(!is_linked(), "a connection of {} outlives {last:?}", peer.addr);
             // It is up: nothing waits for the pause that the attempts to reach the last one took.
             // But where the last one was reached, there may be two: they are to have time to show.
@@ -122,7 +122,7 @@ impl<W: World, S: Service> TransportState<W, S> {
         if let Some(before) = before {
             assert!(before.serial < serial, "{serial} takes the place of {}", before.serial);
             assert_eq!(before.life, life, "a life whose connections were all closed");
-            self.close(&before, "replaced by a newer connection");
+            self.close(&before, false, "replaced by a newer connection");
         }
         self.count(|c| c.connects += 1);
     }
@@ -145,31 +145,46 @@ impl<W: World, S: Service> TransportState<W, S> {
         }
     }
 
-    fn close(&self, link: &Link<W>, why: &str) {
-        self.send_text(&link.conn, link.version, FrameKind::Goodbye, 0, why);
+    /// The peer says over that connection that it closes it.
+    pub(crate) fn on_goodbye(&self, peer: &Peer<W, S>, link: &Link<W>, head: &FrameHead) {
+        if head.request_id == FOR_GOOD {
+            sometimes!("peers.one_has_left_for_good");
+            peer.left.set(Some(link.life));
+        }
+    }
+
+    fn goodbye(&self, link: &Link<W>, for_good: bool, why: &str) {
+        let id = if for_good { FOR_GOOD } else { 0 };
+        self.send_text(&link.conn, link.version, FrameKind::Goodbye, id, why);
+    }
+
+    fn close(&self, link: &Link<W>, for_good: bool, why: &str) {
+        self.goodbye(link, for_good, why);
         link.conn.close();
     }
 
-    pub(crate) fn close_all(&self, peer: &Peer<W, S>, why: &str) {
+    /// `for_good`: this life serves nobody any more.
+    pub(crate) fn close_all(&self, peer: &Peer<W, S>, for_good: bool, why: &str) {
         for lane in Lane::ALL {
             let out = peer.lanes[lane as usize].link.borrow().clone();
             if let Some(link) = out {
-                self.send_text(&link.conn, link.version, FrameKind::Goodbye, 0, why);
+                self.goodbye(&link, for_good, why);
                 self.lane_down(peer, lane, link.serial);
             }
             let accepted = peer.accepted.borrow_mut()[lane as usize].take();
             if let Some(link) = accepted {
-                self.close(&link, why);
+                self.close(&link, for_good, why);
             }
         }
     }
 
     /// Ends all relations with a peer that is no longer in the table.
-    pub(crate) fn part(&self, peer: &Peer<W, S>, why: &str) {
+    /// `for_good`: see [`close_all`](Self::close_all).
+    pub(crate) fn part(&self, peer: &Peer<W, S>, for_good: bool, why: &str) {
         let known = self.peers.borrow().get(&peer.addr).is_some_and(|p| std::ptr::eq(&**p, peer));
         assert!(!known, "host {} is parted with and still in the table", peer.addr);
         peer.removed.set(true);
-        self.close_all(peer, why);
+        self.close_all(peer, for_good, why);
         for lane in Lane::ALL {
             self.lane_failed(peer, lane, CallError::Unreachable);
         }

@@ -241,7 +241,7 @@ async fn read<W: World, S: Service>(
                 }
                 true
             }
-            FrameKind::Goodbye => return,
+            FrameKind::Goodbye => return state.on_goodbye(peer, link, &head),
             _ => false,
         };
         if !in_place {

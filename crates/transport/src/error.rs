@@ -33,6 +33,8 @@ pub struct PeerState {
     pub connected: bool,
     /// The life of the peer's process that last shook hands with this one.
     pub incarnation: Option<Incarnation>,
+    /// That life has said that it stops: it serves nobody any more, whether it is heard of or not.
+    pub left: bool,
     /// When the last frame of it arrived.
     pub last_heard: Option<Nanos>,
     /// Of the last ping that was answered.

@@ -32,7 +32,7 @@ pub(crate) async fn run<W: World, S: Service>(state: Rc<TransportState<W, S>>) {
         for peer in peers {
             if state.is_idle(&peer, now) {
                 state.peers.borrow_mut().remove(&peer.addr);
-                state.part(&peer, "idle");
+                state.part(&peer, false, "idle");
             } else {
                 state.beat(&peer, now, paused);
             }
@@ -60,7 +60,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             peer.silent_since.set(now);
         } else if now.since(peer.silent_since.get()) >= LOST_AFTER {
             self.count(|c| c.peers_lost += 1);
-            self.close_all(peer, "silent for too long");
+            self.close_all(peer, false, "silent for too long");
             return;
         }
         for lane in Lane::ALL {

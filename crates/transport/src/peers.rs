@@ -69,7 +69,7 @@ impl<W: World, S: Service> Peers<W, S> {
         let addrs: Vec<Addr> = self.0.peers.borrow().keys().copied().filter(of_host).collect();
         for addr in addrs {
             let peer = self.0.peers.borrow_mut().remove(&addr);
-            self.0.part(&peer.expect("just seen"), "removed");
+            self.0.part(&peer.expect("just seen"), false, "removed");
         }
     }
 
@@ -112,6 +112,7 @@ impl<W: World, S: Service> Peers<W, S> {
         PeerState {
             connected,
             incarnation: peer.incarnation.get(),
+            left: peer.left.get().is_some() && peer.left.get() == peer.incarnation.get(),
             last_heard: peer.last_heard.get(),
             round_trip: peer.round_trip.get(),
             load: peer.load.get(),
@@ -144,7 +145,7 @@ impl<W: World, S: Service> Peers<W, S> {
         self.0.stopped.set(true);
         let peers = self.0.peers.take();
         for peer in peers.into_values() {
-            self.0.part(&peer, "stopping");
+            self.0.part(&peer, true, "stopping");
         }
         let local = self.0.local.take();
         for (_, answer) in local.into_values() {

@@ -233,6 +233,7 @@ impl<T> Future for Running<T> {
 /// One connection in, while it lives.
 struct Serving<'a, W: World, S: Service> {
     state: &'a TransportState<W, S>,
+    peer: &'a Peer<W, S>,
     link: &'a Link<W>,
     from: Addr,
     lane: Lane,
@@ -251,6 +252,7 @@ async fn serve<W: World, S: Service>(
 ) {
     let serving = Serving {
         state,
+        peer,
         link,
         from: peer.addr,
         lane,
@@ -302,7 +304,10 @@ impl<W: World, S: Service> Serving<'_, W, S> {
                 self.state.send(&self.link.conn, pong, Vec::new(), Vec::new());
                 Ok(())
             }
-            FrameKind::Goodbye => Err(Ended),
+            FrameKind::Goodbye => {
+                self.state.on_goodbye(self.peer, self.link, head);
+                Err(Ended)
+            }
             _ => self.bad(),
         }
     }

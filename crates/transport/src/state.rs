@@ -74,6 +74,8 @@ pub(crate) struct Peer<W: World, S: Service> {
     /// What it opened to us.
     pub(crate) accepted: RefCell<[Option<Link<W>>; 3]>,
     pub(crate) incarnation: Cell<Option<Incarnation>>,
+    /// The life that has said that it stops.
+    pub(crate) left: Cell<Option<Incarnation>>,
     /// The life that has spoken behind a handshake last, the first connection over which it did,
     /// and the life before it.
     pub(crate) spoke: Cell<Option<(Incarnation, u64)>>,
@@ -224,6 +226,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             lanes: [lane(), lane(), lane()],
             accepted: RefCell::new([None, None, None]),
             incarnation: Cell::new(None),
+            left: Cell::new(None),
             spoke: Cell::new(None),
             spoke_before: Cell::new(None),
             last_heard: Cell::new(None),

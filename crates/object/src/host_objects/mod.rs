@@ -29,7 +29,7 @@ use atoll_transport::{Identity, Peers, Service};
 use atoll_world::directory::Compare;
 use atoll_world::sync::Notify;
 use atoll_world::{Components, Lane, Nanos, World};
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, join_all};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -252,13 +252,13 @@ impl<W: World, S: Components> HostObjects<W, S> {
         self.owners().iter().map(Owner::describe).collect()
     }
 
-    /// Hands over what this host owns, and stops.
+    /// Hands over what this host owns, and stops: all of it at once, so that no client waits for
+    /// the owners of others.
     pub async fn release_all(&self) {
         self.0.stopping.set(true);
-        for owner in self.owners() {
-            self.wait_until_idle(&owner).await;
-            self.stop_owner(&owner).await;
-        }
+        let owners = self.owners();
+        join_all(owners.iter().map(|owner| self.wait_until_idle(owner))).await;
+        self.stop_owners(&owners).await;
     }
 
     /// Gives up an object, if this shard owns it, for another that is to take it: this one does not
@@ -272,7 +272,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
         }
         let until = self.world().now() + HAND_OVER_MAX;
         self.0.table.pause(object, until, "its owner moves to another shard".into());
-        self.stop_owner(&owner).await;
+        self.stop_owners(&[owner]).await;
     }
 
     /// In-flight I/O ends first, for at most a second.
@@ -285,19 +285,22 @@ impl<W: World, S: Components> HostObjects<W, S> {
     }
 
     /// Leases are given back: then the next owner, which takes a new epoch, need not wait for them.
-    async fn stop_owner(&self, owner: &HostOwner<W, S>) {
-        let addrs = owner.member_addrs();
-        // No read is answered after this, so the leases may go.
-        owner.stop(Stop::Released);
-        for addr in addrs {
-            let request = Request::GiveBack {
-                incarnation: self.0.ctx.incarnation,
-                serial: self.0.serial.get(),
-                objects: vec![owner.0.id],
-            };
-            let deadline = self.world().now() + CALL_DEADLINE / 6;
-            let _ = self.peers().call(addr, Lane::Control, request, deadline).await;
+    async fn stop_owners(&self, owners: &[HostOwner<W, S>]) {
+        let mut held: BTreeMap<Addr, Vec<ObjectId>> = BTreeMap::new();
+        for owner in owners {
+            for addr in owner.member_addrs() {
+                held.entry(addr).or_default().push(owner.0.id);
+            }
+            // No read is answered after this, so the leases may go.
+            owner.stop(Stop::Released);
         }
+        let (incarnation, serial) = (self.0.ctx.incarnation, self.0.serial.get());
+        let deadline = self.world().now() + CALL_DEADLINE / 6;
+        let calls = held.into_iter().map(|(addr, objects)| {
+            let request = Request::GiveBack { incarnation, serial, objects };
+            self.peers().call(addr, Lane::Control, request, deadline)
+        });
+        join_all(calls).await;
     }
 
     /// Whether an object that this host owns has that size, and could be shrunk now.

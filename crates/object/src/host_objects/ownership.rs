@@ -109,8 +109,13 @@ impl<W: World, S: Components> HostObjects<W, S> {
             // A host that has restarted owns nothing any more (R5).
             let is_here = owner.host == self.0.ctx.host;
             let life = if is_here { Some(self.0.ctx.incarnation) } else { peer.incarnation };
-            let restarted = life.is_some_and(|i| i != owner.incarnation);
-            if peer.connected && !restarted {
+            // Or has stopped in order.
+            let has_left = !is_here && peer.left && life == Some(owner.incarnation);
+            let is_over = has_left || life.is_some_and(|i| i != owner.incarnation);
+            if has_left {
+                sometimes!("objects.owner_has_left");
+            }
+            if peer.connected && !is_over {
                 self.0.table.found(object, owner);
                 return Ok(Route::Remote(owner.addr()));
             }
@@ -127,7 +132,7 @@ impl<W: World, S: Components> HostObjects<W, S> {
             if rejoins {
                 sometimes!("objects.looks_around_after_it_was_cut_off");
             }
-            if !restarted && (rejoins || now.since(since) < TAKEOVER_AFTER) {
+            if !is_over && (rejoins || now.since(since) < TAKEOVER_AFTER) {
                 let host = self.0.ctx.host_name(owner.host);
                 return Err(TakeoverError::NotNow(format!("its owner {host} cannot be reached")));
             }

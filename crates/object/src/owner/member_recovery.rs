@@ -59,10 +59,8 @@ impl<W: World, P: Protocol> Owner<W, P> {
     async fn recover(self, leg: Rc<Leg>, slot: u8, mut fault: MemberFault) {
         let give_up = self.now() + MEND;
         // A new session that is refused like the last one does not help.
-        let Some((component, refusals)) = leg.member(slot).map(|m| (m.component, m.refusals()))
-        else {
-            return;
-        };
+        let Some(member) = leg.member(slot) else { return };
+        let (component, refusals, place) = (member.component, member.refusals(), member.place());
         // Its slot may be that of another by the time.
         let role = || leg.member(slot).filter(|m| m.component == component).map(|m| m.role());
         if refusals > 1 {
@@ -76,9 +74,17 @@ impl<W: World, P: Protocol> Owner<W, P> {
             let Some(role) = role() else { return };
             // Faults do not add up: what is in flight waits no longer for this than
             // for a member that is only slow.
-            let give_up = give_up.min(leg.late_at(slot));
+            let late_at = leg.late_at(slot);
+            let give_up = give_up.min(late_at);
+            // Its host has said that it stops. Without I/O it keeps its place for as long as any
+            // other: all hosts may be about to stop, or this one to start again.
+            let is_of_no_use = late_at != Nanos::NEVER && self.0.ctx.has_left(place);
+            if is_of_no_use {
+                sometimes!("mend.member_has_left");
+            }
+            let has_time = self.now() < give_up && !is_of_no_use;
             let is_last = !leg.is_open_without(slot) && !mutant!("mend.drops_the_last");
-            match next(role, &fault, refusals, is_last, self.now() < give_up) {
+            match next(role, &fault, refusals, is_last, has_time) {
                 Next::End => break,
                 Next::DropResyncing => break self.drop_resyncing(&leg, slot).await,
                 Next::AwaitPromotion => {

@@ -8,6 +8,7 @@ use crate::limits::{CALL_DEADLINE, GRACE, MEND, RETRY_EVERY, START_PATIENCE};
 use crate::member_client::{Attached, Endpoint, MemberClient, MemberError};
 use atoll_format::id::{ComponentId, Seq, Session};
 use atoll_format::record::{MemberRecord, MemberState, ObjectRecord};
+use atoll_transport::CallError;
 use atoll_world::{StoreError, World, mutant, sometimes};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -70,7 +71,7 @@ async fn fence_one<W: World, P: Protocol>(
     let to = first_endpoint(record, &member);
     // A host that cannot be reached gets a moment to come up, not the whole wait of a lease. But
     // one that has just started itself may not know yet where the others are: without patience it
-    // would drop every copy but its own.
+    // would drop every copy but its own. One that has said that it stops gets none.
     let reach_until = (world.now() + MEND).max(ctx.started + START_PATIENCE);
     let mut held_until = None;
     while !mutant!("takeover.does_not_fence") {
@@ -96,14 +97,29 @@ async fn fence_one<W: World, P: Protocol>(
             }
             Err(MemberError::Store(_)) => return Err(Refusal::Unreachable),
             Err(MemberError::NotUnderstood | MemberError::NoAnswer(_)) => {
-                if world.now() > reach_until {
+                let has_left = ctx.has_left(member.place());
+                if has_left {
+                    sometimes!("takeover.member_has_left");
+                }
+                if world.now() > reach_until || has_left {
                     return Err(Refusal::Unreachable);
                 }
                 world.sleep(RETRY_EVERY).await;
             }
         }
     }
-    match members.attach(to, None, world.now() + CALL_DEADLINE).await {
+    let attached = loop {
+        match members.attach(to, None, world.now() + CALL_DEADLINE).await {
+            // Nothing was done: it may be on another shard by now, or connect again.
+            Err(MemberError::NoAnswer(CallError::Unreachable))
+                if world.now() <= reach_until && !ctx.has_left(member.place()) =>
+            {
+                world.sleep(RETRY_EVERY).await;
+            }
+            answer => break answer,
+        }
+    };
+    match attached {
         Ok(Attached { promise, doubtful }) => {
             let life = ctx.life_of(member.place());
             Ok(FenceAnswer { promise, doubtful, session: to.session, life })
