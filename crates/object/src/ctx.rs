@@ -6,6 +6,7 @@
 
 use crate::events::{Event, EventLog};
 use crate::hedge::HedgePolicy;
+use crate::limits::TOLD_MAX;
 use crate::message::{Reply, Request};
 use crate::placement::{self, HostView, Refusal};
 use atoll_format::id::{Addr, ComponentId, GroupId, HostId, Incarnation, ObjectId};
@@ -43,6 +44,14 @@ struct ToldShard {
     shard: u8,
     /// The life that the inventory spoke of then: it is older than the one that answered.
     older: Option<Incarnation>,
+    at: Nanos,
+}
+
+impl ToldShard {
+    /// Whether it outweighs an inventory that speaks of that life of its host.
+    fn outweighs(&self, life: Option<Incarnation>, now: Nanos) -> bool {
+        life == self.older && now.since(self.at) < TOLD_MAX
+    }
 }
 
 /// What is shared on one host.
@@ -135,11 +144,12 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         Addr { host, shard }
     }
     /// That shard runs a disk group, as another one of its host has said: until the inventory
-    /// speaks of another life of that host than now. What it says now may be repeated for seconds
-    /// after the host has restarted.
+    /// speaks of another life of that host than now, or [`TOLD_MAX`] is over. What it says now may
+    /// be repeated for seconds after the host has restarted.
     pub fn is_on_shard(&self, (host, group): (HostId, GroupId), shard: u8) {
         let older = life_of(&self.inventory.borrow(), host);
-        self.told.borrow_mut().insert(group, ToldShard { host, shard, older });
+        let told = ToldShard { host, shard, older, at: self.world.now() };
+        self.told.borrow_mut().insert(group, told);
         self.shards.borrow_mut().insert(group, (host, shard));
     }
     /// Whether a call to that disk group has a chance.
@@ -163,7 +173,7 @@ impl<W: World, P: Protocol> Ctx<W, P> {
         let mut shards: FixedMap<GroupId, (HostId, u8)> =
             groups.filter(|&(_, (_, shard))| shard != 0).collect();
         let mut told = self.told.borrow_mut();
-        told.retain(|_, t| life_of(&hosts, t.host) == t.older);
+        told.retain(|_, t| t.outweighs(life_of(&hosts, t.host), self.world.now()));
         shards.extend(told.iter().map(|(&group, t)| (group, (t.host, t.shard))));
         *self.shards.borrow_mut() = shards;
         *self.inventory.borrow_mut() = hosts;
@@ -233,4 +243,20 @@ impl<W: World, P: Protocol> Ctx<W, P> {
 /// The life that an inventory speaks of.
 fn life_of(hosts: &[HostView], host: HostId) -> Option<Incarnation> {
     hosts.iter().find(|h| h.id == host).map(|h| h.incarnation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shard_has_said_outweighs_an_older_inventory_and_not_for_ever() {
+        let (one, two) = (Some(Incarnation(1)), Some(Incarnation(2)));
+        let told = ToldShard { host: HostId(1), shard: 1, older: one, at: Nanos::from_secs(5) };
+        let soon = Nanos::from_secs(34);
+        assert!(told.outweighs(one, soon), "what was known then is told again");
+        assert!(!told.outweighs(two, soon), "a later life has said where it is");
+        assert!(!told.outweighs(None, soon), "the host was removed");
+        assert!(!told.outweighs(one, Nanos::from_secs(35)), "it may have been a late answer");
+    }
 }

@@ -53,6 +53,10 @@ pub const TAKEOVER_PAUSE_LAST: Nanos = Nanos::from_ms(1_600);
 /// How long a shard that has given up an object leaves it to the one that is to take it: a takeover
 /// from a shard of the same host takes milliseconds.
 pub const HAND_OVER_MAX: Nanos = Nanos::from_secs(2);
+/// For how long what a shard has said of where a disk group is outweighs what the inventory says:
+/// longer than a host that has started takes to publish itself. It may have been an answer of an
+/// earlier life, which came late.
+pub const TOLD_MAX: Nanos = Nanos::from_secs(30);
 /// Between attempts of whatever waits for the cluster to change.
 pub const RETRY_EVERY: Nanos = Nanos::from_ms(100);
 /// After a resync that failed the member is left alone for this long at first, and at most.
