@@ -10,6 +10,7 @@
 //! | `reaped/<host id>` | [`ReapedRecord`] |
 //! | `locks/<object id>` | [`LockRecord`] |
 //! | `stopped/<host id>` | [`StoppedRecord`] |
+//! | `removed/<host id>` | [`RemovedRecord`] |
 //!
 //! Every record carries `version`; unknown fields are refused, so that an old program never
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
@@ -47,6 +48,8 @@ pub mod key {
     pub const LOCKS: &str = "locks/";
     /// Prefix of hosts that have stopped in order.
     pub const STOPPED: &str = "stopped/";
+    /// Prefix of hosts that were removed for good.
+    pub const REMOVED: &str = "removed/";
 
     /// One host.
     pub fn host(id: HostId) -> String {
@@ -75,6 +78,14 @@ pub mod key {
     /// That one host has stopped in order.
     pub fn stopped(id: HostId) -> String {
         format!("{STOPPED}{id}")
+    }
+    /// That one host was removed for good.
+    pub fn removed(id: HostId) -> String {
+        format!("{REMOVED}{id}")
+    }
+    /// The host of such a key.
+    pub fn removed_host(key: &str) -> Option<HostId> {
+        key.strip_prefix(REMOVED)?.parse().ok()
     }
 }
 
@@ -399,6 +410,24 @@ pub struct StoppedRecord {
     pub version: u16,
     /// Which life.
     pub incarnation: Incarnation,
+}
+
+/// A host that belongs to the cluster no more, from the moment that this is there: it publishes
+/// nothing, nobody speaks with it, and its members count as lost. While its [`HostRecord`] is there
+/// too, other records may still name it as a copy that is not known to be lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemovedRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// What it was called.
+    pub name: String,
+    /// Its last life that was published.
+    pub incarnation: Incarnation,
+    /// It was given up with copies that were not replaced yet.
+    pub lost: bool,
+    /// Milliseconds since 1970 when it was removed.
+    pub at_ms: u64,
 }
 
 /// The owner.
@@ -728,6 +757,13 @@ mod tests {
             since_ms: 1_700_000_000_002,
         };
         let stopped = StoppedRecord { version, incarnation: Incarnation(7) };
+        let removed = RemovedRecord {
+            version,
+            name: "host1".into(),
+            incarnation: Incarnation(7),
+            lost: true,
+            at_ms: 1_700_000_000_003,
+        };
         let (epoch, host_id, incarnation) = (Epoch(8), HostId(0xa2), Incarnation(6));
         let served = ObjectRecord {
             served: Some(ServedRecord { epoch, host: host_id, incarnation }),
@@ -753,6 +789,7 @@ mod tests {
             (key::policy("gold"), encode(&reserved)),
             (attached_at, encode(&attached)),
             (served_at, encode(&served)),
+            (key::removed(HostId(0xa1)), encode(&removed)),
         ]
     }
 
@@ -772,6 +809,7 @@ mod tests {
                 "hosts" => decode::<HostRecord>(key, bytes).map(|r| encode(&r)),
                 "locks" => decode::<LockRecord>(key, bytes).map(|r| encode(&r)),
                 "stopped" => decode::<StoppedRecord>(key, bytes).map(|r| encode(&r)),
+                "removed" => decode::<RemovedRecord>(key, bytes).map(|r| encode(&r)),
                 "policies" => decode::<PolicyRecord>(key, bytes).map(|r| encode(&r)),
                 "volumes" => decode::<VolumeRecord>(key, bytes).map(|r| encode(&r)),
                 "objects" => decode::<ObjectRecord>(key, bytes).map(|r| encode(&r)),

@@ -6,7 +6,10 @@
 //!
 //! Invariants: nothing that was told before is told again; `proven` <= `sure` <= `told`.
 
-use atoll_format::record::{self, HostRecord, LockRecord, ObjectRecord, VolumeRecord, key};
+use atoll_format::id::HostId;
+use atoll_format::record::{
+    self, HostRecord, LockRecord, ObjectRecord, RemovedRecord, VolumeRecord, key,
+};
 use atoll_world::directory::{Changes, Entry, Listing, Revision, WatchEvent};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,6 +19,9 @@ use std::sync::Arc;
 /// A record, with the transaction that wrote it.
 pub(crate) type Dated<T> = (Arc<T>, Revision);
 
+/// Hosts that were removed from the cluster, with what is known of that, if it can be read.
+pub(crate) type Removed = BTreeMap<HostId, (Option<Arc<RemovedRecord>>, Revision)>;
+
 /// What every shard of a host has to know of the directory.
 #[derive(Clone, Default)]
 pub(crate) struct Seen {
@@ -23,6 +29,8 @@ pub(crate) struct Seen {
     pub hosts: Arc<Vec<Dated<HostRecord>>>,
     /// The locks.
     pub locks: Arc<Vec<Dated<LockRecord>>>,
+    /// The hosts that were removed.
+    pub removed: Arc<Removed>,
     /// Every change up to here is in it, unless a watch has told less than it said.
     pub revision: Revision,
 }
@@ -31,6 +39,7 @@ pub(crate) struct Seen {
 enum Record {
     Host(Arc<HostRecord>),
     Lock(Arc<LockRecord>),
+    Removed(Arc<RemovedRecord>),
     Object(Rc<ObjectRecord>),
     Volume(VolumeRecord),
     /// Nobody looks for it here, or it cannot be read.
@@ -45,6 +54,9 @@ impl Record {
         let found = match key {
             _ if key.starts_with(key::HOSTS) => read(key, value).map(Arc::new).map(Self::Host),
             _ if key.starts_with(key::LOCKS) => read(key, value).map(Arc::new).map(Self::Lock),
+            _ if key.starts_with(key::REMOVED) => {
+                read(key, value).map(Arc::new).map(Self::Removed)
+            }
             _ if key.starts_with(key::OBJECTS) => read(key, value).map(Rc::new).map(Self::Object),
             _ if key.starts_with(key::VOLUMES) => read(key, value).map(Self::Volume),
             _ => None,
@@ -210,7 +222,20 @@ impl DirectoryView {
             Record::Lock(lock) => Some((lock.clone(), modified)),
             _ => None,
         });
-        Seen { hosts: Arc::new(hosts), locks: Arc::new(locks), revision: self.revision() }
+        // What a newer release has written is said by the key.
+        let removed = self.all(key::REMOVED, |key, record, modified| {
+            let record = match record {
+                Record::Removed(record) => Some(record.clone()),
+                _ => None,
+            };
+            key::removed_host(key).map(|host| (host, (record, modified)))
+        });
+        Seen {
+            hosts: Arc::new(hosts),
+            locks: Arc::new(locks),
+            removed: Arc::new(removed.into_iter().collect()),
+            revision: self.revision(),
+        }
     }
 
     /// What must hold at every moment.
@@ -221,12 +246,13 @@ impl DirectoryView {
 }
 
 fn is_shared_key(key: &str) -> bool {
-    key.starts_with(key::HOSTS) || key.starts_with(key::LOCKS)
+    [key::HOSTS, key::LOCKS, key::REMOVED].iter().any(|prefix| key.starts_with(prefix))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{DirectoryView, Doubt};
+    use atoll_format::id::HostId;
     use atoll_world::directory::{Changes, Entry, Listing, Revision, WatchEvent};
 
     fn entry(key: &str, revision: u64) -> Entry {
@@ -334,5 +360,8 @@ mod tests {
         assert!(!view.apply(&[put("objects/1", 11)]));
         assert!(view.apply(&[put("hosts/1", 12)]));
         assert!(view.apply(&[delete("locks/1", 13)]));
+        assert!(view.apply(&[put("removed/000000000000000a", 14), put("removed/x", 14)]));
+        let removed = view.seen().removed;
+        assert_eq!(removed.keys().copied().collect::<Vec<_>>(), [HostId(10)], "read or not");
     }
 }

@@ -86,6 +86,24 @@ pub enum ManageError {
         /// Its size now, in bytes.
         before: u64,
     },
+    /// A host that is to be removed holds something, or is the wrong one to remove.
+    #[error("host {host} cannot be removed: {what}")]
+    HostHolds {
+        /// Which host.
+        host: String,
+        /// A clause.
+        what: String,
+        /// What to do about it.
+        next: String,
+    },
+    /// A host that is to be given up has what nobody else has.
+    #[error("host {host} cannot be given up: no other complete copy can be read now of volume {volumes}")]
+    LastCopies {
+        /// Which host.
+        host: String,
+        /// Names of volumes.
+        volumes: String,
+    },
     /// A policy that a volume was made with.
     #[error("policy {policy} is used by volume {volume}")]
     PolicyInUse {

@@ -19,7 +19,16 @@ const NEXT_STEPS: &[(&str, &str)] = &[
     ("events-not-kept", "make room on the file system of host.data_dir, or make it writable"),
     ("group-failed", "atoll group list; its remedy says whether to replace the disk"),
     ("host-moved", "atoll host list; look whether a copy of the host runs"),
+    (
+        "host-removal-taken-back",
+        "start the host, so that these volumes get another copy; then try again",
+    ),
     ("host-twice", "stop one of the two for good (docs/operations.md, 'Copies of a host')"),
+    (
+        "host-was-removed",
+        "to use the machine again, join it as a new host (docs/operations.md, 'A host that goes \
+         for good')",
+    ),
     ("log-damage", "atoll disk list; replace the disk if it happens again"),
     ("log-full", "look for slow-device; fewer writes, or faster disks"),
     ("member-dropped", "atoll host list; it comes back by itself with its host"),

@@ -6,7 +6,7 @@
 //! Invariants (checked in simulation, see [`World::audits`]): each disk group that
 //! runs is published once; a volume counts as open as long as it has a client.
 
-use crate::directory_view::DirectoryView;
+use crate::directory_view::{DirectoryView, Removed};
 use crate::event_log::{About, EventLog, EventMark, EventsKept, HostEvents, NodeEvent, Severity};
 use crate::host_board::{Chosen, HostBoard, Noted};
 use crate::membership::refusals::Refusals;
@@ -24,6 +24,7 @@ use futures_util::future::LocalBoxFuture;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Who this host is.
 #[derive(Clone, Debug)]
@@ -51,6 +52,24 @@ pub struct OtherLife {
     pub name: String,
     /// Where it was found, or says that it listens.
     pub endpoint: String,
+}
+
+/// Why a life of a host has ended that nobody stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// Another process lives as this host.
+    Twin(OtherLife),
+    /// The host was removed from the cluster.
+    Removed(RemovedHost),
+}
+
+/// A host that was removed from the cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemovedHost {
+    /// What it is called.
+    pub name: String,
+    /// Milliseconds since 1970 when it was removed; 0: not known.
+    pub at_ms: u64,
 }
 
 /// Answers what another host's [`Node::manage_at`] asks of the program around this node.
@@ -91,6 +110,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub view: DirectoryView,
     /// The cluster's hosts, as the directory last showed them.
     pub hosts: RefCell<BTreeMap<HostId, HostRecord>>,
+    /// Those that were removed from it.
+    pub removed: RefCell<Arc<Removed>>,
     /// What each host last said of itself, and when.
     pub statuses: RefCell<BTreeMap<HostId, (Nanos, HostStatus)>>,
     /// Hosts that seemed to be reachable and gave no answer when they were last asked how they are.
@@ -118,8 +139,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub manager: RefCell<Option<Manager>>,
     /// A life of this host that has been asked for and did not answer.
     pub over: Cell<Option<Incarnation>>,
-    /// Another life of this host, for which this one has ended.
-    pub ended: RefCell<Option<OtherLife>>,
+    /// Why this life has ended, unless it was stopped.
+    pub ended: RefCell<Option<Ended>>,
     /// Connections that are refused again and again.
     pub refusals: RefCell<Refusals>,
     pub ended_notify: Notify,
@@ -147,6 +168,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             failure_causes: RefCell::default(),
             view: DirectoryView::default(),
             hosts: RefCell::default(),
+            removed: RefCell::default(),
             statuses: RefCell::default(),
             silent: RefCell::default(),
             volume_names: RefCell::default(),
@@ -264,7 +286,12 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// The name of a host; its id if the directory has shown none.
     pub(crate) fn host_name(&self, id: HostId) -> String {
-        self.0.hosts.borrow().get(&id).map_or_else(|| id.to_string(), |h| h.name.clone())
+        if let Some(host) = self.0.hosts.borrow().get(&id) {
+            return host.name.clone();
+        }
+        let removed = self.0.removed.borrow();
+        let record = removed.get(&id).and_then(|(record, _)| record.as_deref());
+        record.map_or_else(|| id.to_string(), |record| record.name.clone())
     }
 
     /// Hosts of the cluster that can be reached now.

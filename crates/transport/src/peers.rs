@@ -13,6 +13,7 @@ use crate::{heartbeat, serve};
 use atoll_format::id::{Addr, HostId};
 use atoll_world::sync::Notify;
 use atoll_world::{Lane, Nanos, World};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -42,7 +43,7 @@ impl<W: World, S: Service> Peers<W, S> {
     /// none.
     pub fn set_peer(&self, host: HostId, endpoints: Vec<String>) {
         let state = &self.0;
-        if host == state.identity.host || state.stopped.get() {
+        if host == state.identity.host || state.stopped.get() || self.is_removed(host) {
             return;
         }
         state.hosts.borrow_mut().insert(host, endpoints);
@@ -60,9 +61,26 @@ impl<W: World, S: Service> Peers<W, S> {
         }
     }
 
+    /// These hosts, and no others, belong to the cluster no more: as [`remove_peer`] does, and they
+    /// are refused from now on, whatever certificate they show. This host itself is not looked for.
+    ///
+    /// [`remove_peer`]: Self::remove_peer
+    pub fn set_removed(&self, mut removed: BTreeSet<HostId>) {
+        removed.remove(&self.0.identity.host);
+        let before = self.0.removed.replace(removed.clone());
+        for &host in removed.difference(&before) {
+            self.remove_peer(host);
+        }
+    }
+
+    /// Whether a host belongs to the cluster no more, as far as was said.
+    pub fn is_removed(&self, host: HostId) -> bool {
+        self.0.removed.borrow().contains(&host)
+    }
+
     /// Forgets `host`: its connections are closed, calls in flight fail as `Disconnected`, those
-    /// that wait as `Unreachable`. If it connects again it is served again: whether it still
-    /// belongs to the cluster is not decided here.
+    /// that wait as `Unreachable`. If it connects again it is served again: who does not belong to
+    /// the cluster any more is said with [`set_removed`](Self::set_removed).
     pub fn remove_peer(&self, host: HostId) {
         self.0.hosts.borrow_mut().remove(&host);
         let of_host = |addr: &Addr| addr.host == host && !self.0.identity.is_sibling(*addr);

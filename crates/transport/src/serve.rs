@@ -78,6 +78,13 @@ async fn welcome<W: World, S: Service>(state: Rc<TransportState<W, S>>, conn: Co
     if let Some(why) = is_somebody_else(&conn, &hello) {
         return refuse(&state, &conn, &why).await;
     }
+    if state.removed.borrow().contains(&hello.from.host) {
+        let why = format!(
+            "host '{}' ({}) was removed from the cluster, says host '{}'",
+            hello.name, hello.from.host, me.name
+        );
+        return refuse(&state, &conn, &why).await;
+    }
     let is_sibling = me.is_sibling(hello.from) && hello.incarnation == me.incarnation;
     let is_ours = (hello.cluster, hello.to.host) == (me.cluster, me.host);
     if is_ours && hello.from.host == me.host && !is_sibling {

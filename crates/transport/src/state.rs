@@ -21,7 +21,7 @@ use atoll_format::id::{Addr, HostId, Incarnation};
 use atoll_world::sync::Notify;
 use atoll_world::{Lane, Nanos, Net, World};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A connection in the world `W`.
@@ -34,6 +34,8 @@ pub(crate) struct TransportState<W: World, S: Service> {
     pub(crate) service: S,
     /// Where each known host listens.
     pub(crate) hosts: RefCell<BTreeMap<HostId, Vec<String>>>,
+    /// Hosts that belong to the cluster no more.
+    pub(crate) removed: RefCell<BTreeSet<HostId>>,
     pub(crate) peers: RefCell<BTreeMap<Addr, Rc<Peer<W, S>>>>,
     pub(crate) changed: Notify,
     pub(crate) counters: RefCell<TransportCounters>,
@@ -119,6 +121,7 @@ impl<W: World, S: Service> TransportState<W, S> {
             identity,
             service,
             hosts: RefCell::default(),
+            removed: RefCell::default(),
             peers: RefCell::default(),
             changed: Notify::default(),
             counters: RefCell::default(),
@@ -247,7 +250,9 @@ impl<W: World, S: Service> TransportState<W, S> {
         }
         let (now, watch_at) = (self.world.now(), self.watch_at.get());
         let peers = self.peers.borrow();
+        let removed = self.removed.borrow();
         for (&host, peer) in peers.iter() {
+            assert!(!removed.contains(&host.host), "{host} belongs to the cluster no more");
             assert_eq!(host, peer.addr, "a peer under another one's id");
             assert!(!peer.removed.get(), "{host} was removed and is in the table");
             assert!(peer.silent_since.get() <= now, "{host} was heard at a moment to come");

@@ -415,6 +415,31 @@ fn another_cluster_another_host_and_a_twin_are_refused_by_name() {
 }
 
 #[test]
+fn a_host_that_was_removed_is_cut_off_at_once_and_refused_until_that_is_taken_back() {
+    run(|lab| async move {
+        let ((a, seen), (b, _)) = pair(&lab).await;
+        let far = lab.now() + Nanos::from_secs(60);
+        let open = a.call(B, Lane::Data, Text { takes_us: 500_000, ..text(1) }, far);
+        lab.sleep(MS).await;
+        a.set_removed([B, A].into());
+        assert_eq!(open.await, Err(CallError::Disconnected));
+        assert!(a.is_removed(B) && !a.is_removed(A), "nobody removes itself");
+        // Whatever it tries, and whoever names it as a host again.
+        a.set_peer(B, vec!["b".into()]);
+        lab.sleep(MS * 5000).await;
+        assert!(!a.peer(B).connected && !b.peer(A).connected);
+        let refused = b.take_refusals();
+        let is_told = refused.iter().any(|r| r.why.contains("was removed from the cluster"));
+        assert!(is_told, "{refused:?}");
+        let asked = b.call(A, Lane::Control, text(2), lab.now() + MS * 500).await;
+        assert!(asked.is_err() && !seen.begun.borrow().contains(&2), "{asked:?}");
+        a.set_removed([].into());
+        a.set_peer(B, vec!["b".into()]);
+        until(&lab, || a.peer(B).connected && b.peer(A).connected).await;
+    });
+}
+
+#[test]
 fn the_next_endpoint_is_tried_and_new_ones_end_the_pause() {
     run(|lab| async move {
         let (a, _) = start(&lab, identity(A, 1));

@@ -74,6 +74,7 @@ impl<W: World, S: Components> Node<W, S> {
                 }
             }
             if self.is_first() {
+                self.go_on_with_removals().await;
                 self.remove_nameless(&objects, &mut nameless).await;
             }
             if self.0.place.shards > 1 {

@@ -90,8 +90,13 @@ impl<W: World, S: Components> Node<W, S> {
     }
 
     /// Whether the disk group of a member has failed in the present life of its host, or is not
-    /// there: its disk is missing, or is another one now. The member's owner asks which.
+    /// there: its disk is missing, or is another one now. The member's owner asks which. So it is
+    /// with all of a host that was removed.
     fn has_failed(&self, member: &MemberRecord) -> bool {
+        // It will not come back, and its host's removal waits for that to be recorded.
+        if self.is_removed(member.host) {
+            return true;
+        }
         let hosts = self.0.hosts.borrow();
         let host = hosts.get(&member.host).filter(|h| self.is_alive_life(h.id, h.incarnation));
         host.is_some_and(|h| {

@@ -207,6 +207,10 @@ impl<W: World, S: Components> Node<W, S> {
                 KeyChange::Put(volume_key.clone(), record::encode(&volume)),
             ],
         };
+        // A host that is removed meanwhile would leave a volume behind that needs it.
+        let hosts: BTreeSet<HostId> = record.members().map(|(_, member)| member.host).collect();
+        let belongs = |host| Compare { key: key::removed(host), modified: Revision(0) };
+        txn.compares.extend(hosts.into_iter().map(belongs));
         if let Some(Entry { key, value, modified }) = policy_entry {
             // Written as it is: whoever deletes it meanwhile sees that it is used.
             txn.compares.push(Compare { key: key.clone(), modified });

@@ -1,10 +1,12 @@
-//! Management: volumes, policies, scrubs and resync, as functions. REST and the simulator call
+//! Management: volumes, hosts, policies, scrubs and resync, as functions. REST and the simulator call
 //! them; whatever changes the cluster is a transaction of the directory.
 
 pub(crate) mod all_hosts;
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod limit;
+pub(crate) mod host_removal;
 mod policies;
 mod promised;
+pub(crate) mod remove_host;
 pub(crate) mod resize;

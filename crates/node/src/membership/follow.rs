@@ -101,7 +101,7 @@ impl<W: World, S: Components> Node<W, S> {
         if is_shared {
             let seen = self.0.view.seen();
             board.set_seen(seen.clone());
-            self.take_hosts(&seen.hosts);
+            self.take_hosts(&seen);
         } else {
             board.set_seen_revision(self.0.view.revision());
         }

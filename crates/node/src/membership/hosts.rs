@@ -1,12 +1,12 @@
 //! This host's record in the directory, and the list of all hosts.
 
-use crate::directory_view::Dated;
+use crate::directory_view::Seen;
 use crate::membership::follow::RETRY_EVERY;
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use atoll_format::id::HostId;
 use atoll_format::record::{self, GroupRecord, HostRecord, RECORD_VERSION, key};
-use atoll_world::directory::{Compare, Directory, KeyChange, Revision, Txn, TxnReply};
+use atoll_world::directory::{Compare, Directory, Entry, KeyChange, Revision, Txn, TxnReply};
 use atoll_world::{Components, World};
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Keeps this host's record in the directory true, whenever it changes.
     pub(crate) async fn publish(self) {
-        let key = key::host(self.0.config.host);
+        let (key, removed) = (key::host(self.0.config.host), key::removed(self.0.config.host));
         let mut revision = Revision(0);
         loop {
             let changed = self.0.publish_now.notified();
@@ -40,7 +40,10 @@ impl<W: World, S: Components> Node<W, S> {
                 continue;
             };
             let txn = Txn {
-                compares: vec![Compare { key: key.clone(), modified: revision }],
+                compares: vec![
+                    Compare { key: key.clone(), modified: revision },
+                    Compare { key: removed.clone(), modified: Revision(0) },
+                ],
                 changes: vec![KeyChange::Put(key.clone(), record::encode(&self.record(of_others)))],
             };
             assert_guarded(&txn);
@@ -51,8 +54,15 @@ impl<W: World, S: Components> Node<W, S> {
                     changed.await;
                 }
                 // An earlier life's record, an attempt whose answer was lost, or another life.
-                Ok(TxnReply::Conflict(found)) => {
-                    let entry = found.into_iter().next().and_then(|(_, entry)| entry);
+                Ok(TxnReply::Conflict(mut found)) => {
+                    let mut of = |key: &str| {
+                        let found = found.iter_mut().find(|(of, _)| of == key);
+                        found.and_then(|(_, entry)| entry.take())
+                    };
+                    if let Some(Entry { key, value, .. }) = of(&removed) {
+                        return self.was_removed(record::decode(&key, &value).ok().as_ref());
+                    }
+                    let entry = of(&key);
                     revision = entry.as_ref().map_or(Revision(0), |e| e.modified);
                     if let Some(entry) = entry
                         && !self.may_overwrite(&entry.value, entry.modified).await
@@ -65,8 +75,10 @@ impl<W: World, S: Components> Node<W, S> {
         }
     }
 
-    /// These are the hosts.
-    pub(crate) fn take_hosts(&self, hosts: &[Dated<HostRecord>]) {
+    /// These are the hosts, and those that were removed.
+    pub(crate) fn take_hosts(&self, Seen { hosts, removed, .. }: &Seen) {
+        // First: who is removed and still among the hosts is not connected to again.
+        self.take_removed(removed);
         for (record, modified) in hosts.iter().filter(|(h, _)| h.id == self.0.config.host) {
             self.check_own(record, *modified);
         }

@@ -2,11 +2,12 @@
 //! that finds none there founds it.
 //!
 //! Invariants: a directory holds one cluster, however many hosts found it at once; a host goes no
-//! further under a name that another host has.
+//! further under a name that another host has, or once it was removed.
 
+use crate::node::RemovedHost;
 use atoll_format::id::{ClusterId, HostId};
 use atoll_format::record::{
-    self, ClusterRecord, HostRecord, PROMISED_LIMIT_PERCENT, RECORD_VERSION, key,
+    self, ClusterRecord, HostRecord, PROMISED_LIMIT_PERCENT, RECORD_VERSION, RemovedRecord, key,
 };
 use atoll_world::World;
 use atoll_world::directory::{
@@ -27,6 +28,9 @@ pub enum JoinError {
     /// What the directory holds cannot be read; a sentence.
     #[error("{0}")]
     Unreadable(String),
+    /// The host was removed from the cluster.
+    #[error("host {} was removed from the cluster", .0.name)]
+    Removed(RemovedHost),
     /// Another host has the name.
     #[error("host name {name} is taken by host {host}")]
     NameTaken {
@@ -80,6 +84,19 @@ pub async fn find_or_found<W: World>(
             Ok((found, false))
         }
     }
+}
+
+/// Whether a host has not been removed from the cluster: `name` is what it is called, if the
+/// directory does not say. A plain read may be older than that; publishing it compares.
+///
+/// # Errors
+/// [`JoinError::Removed`], [`JoinError::Directory`].
+pub async fn check_belongs<W: World>(world: &W, host: HostId, name: &str) -> Result<(), JoinError> {
+    let key = key::removed(host);
+    let Some(entry) = world.directory().get(&key).await? else { return Ok(()) };
+    let removed = record::decode::<RemovedRecord>(&key, &entry.value).ok();
+    let known = removed.map(|record| RemovedHost { name: record.name, at_ms: record.at_ms });
+    Err(JoinError::Removed(known.unwrap_or_else(|| RemovedHost { name: name.into(), at_ms: 0 })))
 }
 
 /// Whether a host may have that name: no other host has it.

@@ -6,6 +6,7 @@ mod hosts;
 pub(crate) mod join;
 mod own_status;
 pub(crate) mod refusals;
+pub(crate) mod removed;
 pub(crate) mod shards;
 mod statuses;
 pub(crate) mod twin;

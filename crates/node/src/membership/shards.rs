@@ -55,10 +55,10 @@ impl<W: World, S: Components> Node<W, S> {
         let (mut last, mut last_hosts) = (None, None);
         loop {
             self.tell_board();
-            let hosts = place.board.seen().map(|seen| seen.hosts);
-            if let Some(hosts) = hosts.filter(|hosts| !is_same(last_hosts.as_ref(), hosts)) {
-                self.take_hosts(&hosts);
-                last_hosts = Some(hosts);
+            let seen = place.board.seen();
+            if let Some(seen) = seen.filter(|seen| !is_same(last_hosts.as_ref(), &seen.hosts)) {
+                self.take_hosts(&seen);
+                last_hosts = Some(seen.hosts);
             }
             if let Some(settings) = place.board.settings() {
                 objects.set_settings(share(settings, place.shards));

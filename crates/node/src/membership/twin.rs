@@ -10,7 +10,7 @@
 //! yet, and has asked; a life that was overwritten never writes the record again.
 
 use crate::event_log::{About, Severity};
-use crate::node::{Node, NodeConfig, OtherLife};
+use crate::node::{Ended, Node, NodeConfig, OtherLife};
 use atoll_format::id::Incarnation;
 use atoll_format::record::{self, HostRecord, key};
 use atoll_transport::{Identity, Refusal, Twin, probe};
@@ -137,19 +137,24 @@ impl<W: World, S: Components> Node<W, S> {
         let message = format!("another process with this host's identity {why}, at {endpoint}");
         let about = About { cause: format!("it {why}"), ..About::host(self.0.config.host) };
         self.note(Severity::Error, "host-twice", about, message);
-        *self.0.ended.borrow_mut() = Some(OtherLife { name, endpoint });
+        self.end_as(Ended::Twin(OtherLife { name, endpoint }));
+    }
+
+    /// Nothing is answered or asked any more.
+    pub(crate) fn end_as(&self, why: Ended) {
+        *self.0.ended.borrow_mut() = Some(why);
         self.0.stopping.set(true);
         self.0.objects.peers().stop();
         self.0.ended_notify.notify_all();
     }
 
-    /// Returns when this life has ended because there is another one: the caller serves nobody
-    /// from then on, and ends the tasks.
-    pub async fn ended(&self) -> OtherLife {
+    /// Returns when this life has ended because there is another one, or because the host was
+    /// removed: the caller serves nobody from then on, and ends the tasks.
+    pub async fn ended(&self) -> Ended {
         loop {
             let changed = self.0.ended_notify.notified();
-            if let Some(other) = self.0.ended.borrow().clone() {
-                return other;
+            if let Some(why) = self.0.ended.borrow().clone() {
+                return why;
             }
             changed.await;
         }

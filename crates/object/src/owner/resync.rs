@@ -16,9 +16,10 @@ use crate::member_client::{Attached, Endpoint, MemberError};
 use atoll_format::checksum::crc;
 use atoll_format::id::{ComponentId, Epoch, HostId, Seq};
 use atoll_format::op::{BlockRange, BlockState, BlockTag};
-use atoll_format::record::{MemberRecord, MemberState};
+use atoll_format::record::{MemberRecord, MemberState, key};
 use atoll_format::units::{BLOCK, BLOCK_LEN, BLOCKS_PER_CHUNK};
 use atoll_world::components::{ComponentSpec, Copy, CopyBlock, SetTickets};
+use atoll_world::directory::{Compare, Revision};
 use atoll_world::{Lane, Nanos, StoreError, VolumeError, World, buf, mutant, sometimes};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -105,10 +106,17 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// One step for one leg; whether anything was done.
     async fn heal_leg(&self, leg: &Rc<Leg>) -> bool {
+        let members = leg.members.borrow().clone();
+        // A pause is about copying, and a host is removed once this is recorded.
+        for member in members.iter().filter(|m| matches!(m.role(), Role::Absent { .. })) {
+            let is_gone = self.0.ctx.peers.is_removed(member.host);
+            if is_gone && self.record_loss(member.component).await {
+                sometimes!("resync.copy_of_a_removed_host_is_lost");
+            }
+        }
         if self.0.ctx.resync_paused.get() {
             return false;
         }
-        let members = leg.members.borrow().clone();
         let wanted = leg.layout.members();
         let (here, now) = (self.0.ctx.host, self.now());
         let put_off = |m: &Member| self.0.next_try.borrow().is_put_off(m.component, now);
@@ -173,6 +181,9 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// Whether an absent member's component can be used again.
     async fn look_for(&self, member: &Member) -> Found {
+        if self.0.ctx.peers.is_removed(member.host) {
+            return Found::Lost;
+        }
         if !self.0.ctx.is_reachable(member.place()) {
             return Found::Away;
         }
@@ -223,8 +234,10 @@ impl<W: World, P: Protocol> Owner<W, P> {
 
     /// absent -> resyncing, confirmed; then the member is attached, and receives (R3).
     async fn readmit(&self, leg: &Rc<Leg>, member: &Member) -> bool {
+        // Whoever removes the host has seen it as absent in all records, and relies on that.
+        let belongs = belongs(member.host);
         let changed = self
-            .change(|record| {
+            .change_while(Some(&belongs), |record| {
                 let Some(state) = state_of(record, member.component) else { return false };
                 // As it is now: more may be in doubt than when the member was looked at (R4, R20).
                 let MemberState::Absent { since, .. } = *state else { return false };
@@ -757,7 +770,7 @@ impl<W: World, P: Protocol> Owner<W, P> {
         let state = MemberState::Resyncing { from };
         let entry = MemberRecord { component, host, group, state };
         let changed = self
-            .change(|record| {
+            .change_while(Some(&belongs(host)), |record| {
                 let members = &mut record.legs[leg.index].members;
                 if members.iter().any(|m| m.component == component) {
                     return false;
@@ -766,13 +779,18 @@ impl<W: World, P: Protocol> Owner<W, P> {
                 true
             })
             .await;
-        if changed.is_err() {
+        if !matches!(changed, Ok(true)) {
             return false;
         }
         let role = Role::Absent { since: from };
         let slot = leg.add_member(Member::new(0, component, (host, group), role));
         self.start_resyncing(leg, slot, from).await
     }
+}
+
+/// Holds as long as a host has not been removed from the cluster.
+fn belongs(host: HostId) -> Compare {
+    Compare { key: key::removed(host), modified: Revision(0) }
 }
 
 /// Whether blocks of the same operation have different content: after the directory was put back to
