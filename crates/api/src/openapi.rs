@@ -125,6 +125,8 @@ fn schemas() -> Value {
         ClusterPatch,
         Health,
         Host,
+        HostRemoval,
+        HostRemovalState,
         Disk,
         DiskWipeRequest,
         DiskWipe,

@@ -101,6 +101,7 @@ pub const QUERY: &[(&str, &str, &str)] = &[
     ("cursor", "string", "`next_cursor` of the page before; of events, any `position` too"),
     ("dry_run", "boolean", "Check everything, change nothing"),
     ("force", "boolean", "Also if a host that does not answer may use it"),
+    ("lost", "boolean", "It will not come back: give up what it holds"),
     ("scope", "string", "`cluster` (default), or `local`: only what the answering host knows"),
     ("follow", "boolean", "Go on with new events as server-sent events"),
     ("since", "integer", "Only events with a higher id; of a followed stream, at its start"),
@@ -221,6 +222,15 @@ operations! {
         .query(&["scope"]);
     HostList: read("/hosts", All, List("Host"), "Hosts").query(&["scope"]);
     HostShow: read("/hosts/{host}", All, Item("Host"), "One host");
+    HostRemove: manage(
+        "DELETE",
+        "/hosts/{host}",
+        Any,
+        None,
+        Item("HostRemoval"),
+        "Remove a host for good; asking again goes on with it",
+    )
+    .query(&["lost"]);
     DiskList: read(
         "/hosts/{host}/disks",
         Named("host"),

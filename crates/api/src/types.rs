@@ -19,6 +19,7 @@ named!(
     Cluster,
     Health,
     Host,
+    HostRemoval,
     Disk,
     DiskWipe,
     Group,
@@ -240,6 +241,31 @@ pub struct Host {
     /// Until when its certificate is valid, RFC 3339; null: it has none, or does not tell.
     #[serde(default)]
     pub certificate_until: Option<String>,
+}
+
+/// How far the removal of a host has come.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostRemoval {
+    /// Name of the host.
+    pub host: String,
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// How far.
+    pub state: HostRemovalState,
+    /// Volumes whose copy there is not recorded as lost yet.
+    pub waits_for: Vec<String>,
+}
+
+/// How far the removal of a host has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostRemovalState {
+    /// It is no host of the cluster any more.
+    Removed,
+    /// No host speaks with it any more; the rest goes on by itself.
+    Removing,
+    /// It could be removed now (`dry_run`).
+    Possible,
 }
 
 /// What a disk is to Atoll.

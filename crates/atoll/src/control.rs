@@ -9,8 +9,9 @@ use atoll_api::Problem;
 use atoll_api::envelope::Missing;
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health,
-    Host, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session,
-    Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
+    ScrubStart, Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
+    VolumePatch,
 };
 use atoll_format::id::HostId;
 use atoll_node::EventMark;
@@ -151,6 +152,13 @@ pub trait Control: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = ControlResult<Cluster>> + Send;
     fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
     fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
+    /// Removes a host for good; `lost`: with what it holds.
+    fn host_remove(
+        &self,
+        host: &str,
+        lost: bool,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<HostRemoval>> + Send;
     fn disks(&self, scope: Scope) -> impl Future<Output = ControlResult<Vec<Disk>>> + Send;
     fn disk_wipe(
         &self,

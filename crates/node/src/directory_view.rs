@@ -54,9 +54,7 @@ impl Record {
         let found = match key {
             _ if key.starts_with(key::HOSTS) => read(key, value).map(Arc::new).map(Self::Host),
             _ if key.starts_with(key::LOCKS) => read(key, value).map(Arc::new).map(Self::Lock),
-            _ if key.starts_with(key::REMOVED) => {
-                read(key, value).map(Arc::new).map(Self::Removed)
-            }
+            _ if key.starts_with(key::REMOVED) => read(key, value).map(Arc::new).map(Self::Removed),
             _ if key.starts_with(key::OBJECTS) => read(key, value).map(Rc::new).map(Self::Object),
             _ if key.starts_with(key::VOLUMES) => read(key, value).map(Self::Volume),
             _ => None,

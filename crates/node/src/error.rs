@@ -97,7 +97,9 @@ pub enum ManageError {
         next: String,
     },
     /// A host that is to be given up has what nobody else has.
-    #[error("host {host} cannot be given up: no other complete copy can be read now of volume {volumes}")]
+    #[error(
+        "host {host} cannot be given up: no other complete copy can be read now of volume {volumes}"
+    )]
     LastCopies {
         /// Which host.
         host: String,

@@ -112,6 +112,7 @@ impl<T: Storage> Cluster<T> {
 fn ends_with_faults(kind: CheckKind) -> bool {
     match kind {
         CheckKind::HostDown
+        | CheckKind::HostLeaving
         | CheckKind::HostUnknown
         | CheckKind::HostUntold
         | CheckKind::GroupFailed

@@ -293,6 +293,16 @@ pub enum Host {
         /// Its name or id
         host: String,
     },
+    /// Remove a host from the cluster for good: one that holds nothing, or one that is lost
+    #[command(after_help = "Example: atoll host remove host3 --lost")]
+    Remove {
+        /// Its name or id
+        host: String,
+        /// It does not answer and will not come back: give up its copies, and make them anew on
+        /// other hosts at once; refused if a volume has no other complete copy
+        #[arg(long)]
+        lost: bool,
+    },
     /// Look at this machine, whether it can be a host, and say what is missing
     #[command(after_help = "Example: atoll host prepare --check")]
     Prepare(Prepare),

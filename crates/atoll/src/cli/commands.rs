@@ -230,6 +230,17 @@ async fn host(context: &Context, host: Host) -> Run {
             let call = Call::to(Op::HostShow, &[checked("host", &host)?]);
             context.out.one(&context.item::<types::Host>(call).await?)
         }
+        Host::Remove { host, lost } => {
+            let question = match lost {
+                true => format!("host {host} and all copies on it will be lost for good?"),
+                false => format!("host {host} will be removed from the cluster for good?"),
+            };
+            context.confirm(&question).await?;
+            let call = Call::to(Op::HostRemove, &[checked("host", &host)?]);
+            let call = if lost { call.query("lost", "true") } else { call };
+            let removal = context.item::<types::HostRemoval>(context.change(call)).await?;
+            context.out.item(&removal, |removal| removal.host.clone(), show::removal)
+        }
         Host::Prepare(prepare) => self::prepare(context, prepare).await,
     }
 }

@@ -3,9 +3,9 @@
 use super::out::{Out, Row};
 use crate::machine::findings::Finding;
 use atoll_api::types::{
-    Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, Io, Level,
-    Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub, Session, Space, Status,
-    Task, TaskState, Volume, VolumeState,
+    Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, HostRemoval,
+    HostRemovalState, Io, Level, Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub,
+    Session, Space, Status, Task, TaskState, Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -129,6 +129,23 @@ pub fn cluster(out: &Out, cluster: &Cluster) -> String {
         pair("resync floor", format!("{}/s", iec(cluster.resync_floor_bytes))),
         pair("promised limit", format!("{} % of the space", cluster.promised_limit_percent)),
     ])
+}
+
+/// `atoll host remove`.
+pub fn removal(removal: &HostRemoval) -> String {
+    let HostRemoval { host, state, waits_for, .. } = removal;
+    let more = match waits_for.len() {
+        0 => String::new(),
+        1 => format!("; it waits for volume {}", waits_for[0]),
+        n => format!("; it waits for {n} volumes: {}, ...", waits_for[0]),
+    };
+    match state {
+        HostRemovalState::Removed => format!("host {host} is removed\n"),
+        HostRemovalState::Removing => format!(
+            "host {host} is being removed, which goes on by itself{more} ('atoll status')\n"
+        ),
+        HostRemovalState::Possible => format!("host {host} can be removed\n"),
+    }
 }
 
 /// `atoll status`.

@@ -10,9 +10,9 @@ use crate::trust::{Protection, now_s};
 use atoll_api::envelope::{Missing, rfc3339};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
-    GroupState, HealthCheck, Host, Level, LockPurpose, Member, MemberState, Method, Placement,
-    Policy, PolicyCheck, Resync, Scrub, Session, Space, Task, Volume, VolumeCreate, VolumeLock,
-    VolumeLockRequest, VolumePatch,
+    GroupState, HealthCheck, Host, HostRemoval, HostRemovalState, Level, LockPurpose, Member,
+    MemberState, Method, Placement, Policy, PolicyCheck, Resync, Scrub, Session, Space, Task,
+    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
@@ -21,7 +21,7 @@ use atoll_format::record;
 use atoll_format::units::BLOCK;
 use atoll_node::{
     About, Check, ClusterFacts, CreateVolume, HostStatus, KnownHost, ManageError, NodeEvent,
-    Resize, Severity, VolumeView, host_name, merge_events,
+    RemoveHost, Resize, Severity, VolumeView, host_name, merge_events,
 };
 use atoll_object::placement::{Refusal, Remedy};
 use atoll_world::{Nanos, World};
@@ -63,6 +63,14 @@ pub fn problem(error: ManageError) -> Problem {
         ManageError::WouldShrink { name, size, .. } => Problem::new(Code::WouldRiskData, detail)
             .hint(format!("atoll volume resize {name} {size} --shrink"))
             .field("size_bytes"),
+        ManageError::HostHolds { ref next, .. } => {
+            let next = next.clone();
+            Problem::new(Code::InUse, detail).hint(next)
+        }
+        ManageError::LastCopies { .. } => Problem::new(Code::WouldRiskData, detail).hint(
+            "bring the hosts with their other copies back, and wait until the volumes are in sync \
+             ('atoll volume list'); 'atoll volume delete VOLUME --force' gives a volume up",
+        ),
         ManageError::PolicyInUse { .. } => Problem::new(Code::InUse, detail),
         ManageError::Unknown(_) => {
             Problem::new(Code::TimedOut, detail).hint("atoll volume list; atoll events")
@@ -260,6 +268,24 @@ impl Engine {
             all.extend(disks::describe(slot, name, identity, self.config.backend, record).await);
         }
         Ok(all)
+    }
+
+    /// Removes a host for good.
+    pub async fn host_remove(
+        &self,
+        host: &str,
+        lost: bool,
+        dry_run: bool,
+    ) -> Result<HostRemoval, Problem> {
+        let remove = RemoveHost { lost, dry_run };
+        let removal = self.running()?.node.remove_host(host, remove).await.map_err(problem)?;
+        let state = match removal.is_done {
+            true => HostRemovalState::Removed,
+            false if dry_run => HostRemovalState::Possible,
+            false => HostRemovalState::Removing,
+        };
+        let (host, id) = (removal.name, removal.host.to_string());
+        Ok(HostRemoval { host, id, state, waits_for: removal.waits_for })
     }
 
     /// Erases one of this host's disks.

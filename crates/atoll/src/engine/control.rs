@@ -8,8 +8,8 @@ use crate::bridge::Bridge;
 use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, Host,
-    Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session,
-    Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
+    Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_api::{Code, Problem};
 use std::rc::Rc;
@@ -84,6 +84,18 @@ impl Control for EngineControl {
 
     async fn disks(&self, scope: Scope) -> ControlResult<Vec<Disk>> {
         self.bridge.call(move |engine| async move { engine.disks_at(&scope).await }).await
+    }
+
+    async fn host_remove(
+        &self,
+        host: &str,
+        lost: bool,
+        change: ChangeOptions,
+    ) -> ControlResult<HostRemoval> {
+        let (host, dry_run) = (host.to_owned(), change.dry_run);
+        let remove =
+            move |engine: Rc<Engine>| async move { engine.host_remove(&host, lost, dry_run).await };
+        self.bridge.call(remove).await
     }
 
     async fn disk_wipe(

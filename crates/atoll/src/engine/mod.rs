@@ -35,13 +35,14 @@ use crate::config::Config;
 use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use crate::trust::{self, HostTrust};
+use atoll_api::envelope::rfc3339;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_format::record::{ClusterRecord, key};
 use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
-    About, Before, EventMark, EventsKept, JoinError, Life, Node, NodeConfig, OtherLife, Severity,
-    TaskBook, before, check_host_name, find_or_found,
+    About, Before, Ended, EventMark, EventsKept, JoinError, Life, Node, NodeConfig, OtherLife,
+    RemovedHost, Severity, TaskBook, before, check_belongs, check_host_name, find_or_found,
 };
 use atoll_real::{RealNet, RealStream, StreamListener};
 use atoll_world::stream::ByteStream;
@@ -203,10 +204,15 @@ impl Engine {
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => {}
-            other = running.node.ended() => {
-                // As after a crash: what goes on now belongs to the other one.
+            ended = running.node.ended() => {
+                // As after a crash: what goes on now belongs to others.
                 self.shards.own().stop_clients();
-                return Err(lives_twice(&other, "has this host's identity now", data.path()));
+                return Err(match ended {
+                    Ended::Twin(other) => {
+                        lives_twice(&other, "has this host's identity now", data.path())
+                    }
+                    Ended::Removed(host) => was_removed(&host, data.path()),
+                });
             }
         }
         tracing::info!("stopping");
@@ -371,8 +377,14 @@ impl Engine {
             .hint(which));
         }
         loop {
-            match check_host_name(world, self.host, &self.config.host_name).await {
+            let name = &self.config.host_name;
+            let checked = match check_belongs(world, self.host, name).await {
+                Ok(()) => check_host_name(world, self.host, name).await,
+                removed => removed,
+            };
+            match checked {
                 Ok(()) => break,
+                Err(JoinError::Removed(host)) => return Err(was_removed(&host, data.path())),
                 Err(JoinError::Directory(e)) => {
                     self.say(format!("this host waits for the directory: {e}"));
                 }
@@ -386,6 +398,20 @@ impl Engine {
         }
         Ok(cluster)
     }
+}
+
+/// Why this process must not live as a host of the cluster.
+fn was_removed(host: &RemovedHost, data: &Path) -> Problem {
+    let (data, name) = (data.display(), &host.name);
+    let when = if host.at_ms == 0 { String::new() } else { format!(" at {}", rfc3339(host.at_ms)) };
+    let detail = format!(
+        "host {name} was removed from the cluster{when}: what its disks hold counts no more"
+    );
+    Problem::new(Code::Conflict, detail).hint(format!(
+        "to use this machine again, join it as a new host: remove {data}/host-id and {data}/trust, \
+         give it a new certificate, start it, and wipe its disks (docs/operations.md, 'A host \
+         that goes for good')"
+    ))
 }
 
 /// Why this process must not live as this host.

@@ -144,6 +144,10 @@ impl<C: Control> Rest<C> {
                 let all = control.hosts(scope).await?;
                 self.one(all, "host", host, |h| h.name == host || h.id == host)
             }
+            Op::HostRemove => {
+                let lost = asked.flag("lost")?;
+                self.item(control.host_remove(asked.param(0), lost, change).await?)
+            }
             Op::DiskList => {
                 let disks = control.disks(scope).await?;
                 self.list(asked, Told::whole(disks), |disk| disk.path.clone())

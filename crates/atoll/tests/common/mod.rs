@@ -262,6 +262,20 @@ impl Control for Fake {
             detail: "ext4 file system".into(),
         }])
     }
+    async fn host_remove(
+        &self,
+        host: &str,
+        lost: bool,
+        change: ChangeOptions,
+    ) -> ControlResult<HostRemoval> {
+        let state = match (change.dry_run, lost) {
+            (true, _) => HostRemovalState::Possible,
+            (false, true) => HostRemovalState::Removing,
+            (false, false) => HostRemovalState::Removed,
+        };
+        let waits_for = if lost { vec!["vm1".into()] } else { vec![] };
+        Ok(HostRemoval { host: host.into(), id: format!("{:016x}", 9), state, waits_for })
+    }
     async fn disk_wipe(
         &self,
         scope: Scope,

@@ -6,7 +6,7 @@
 use super::{ClusterFacts, SpaceSum, VolumeState, host_name};
 use crate::status::{FailureKind, GroupStatus};
 use crate::volume_view::VolumeView;
-use atoll_format::record::HostRecord;
+use atoll_format::record::{HostRecord, MemberRecord, MemberState};
 use atoll_format::units::iec;
 
 /// Space in use, in percent, from which on there is a warning, and worse.
@@ -27,6 +27,7 @@ const MORE_ROOM: &str = "delete volumes, discard what guests do not need, or add
 #[allow(missing_docs, reason = "each is described by its row")]
 pub enum CheckKind {
     HostDown,
+    HostLeaving,
     HostUnknown,
     HostUntold,
     GroupFailed,
@@ -50,6 +51,7 @@ impl CheckKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::HostDown => "host-down",
+            Self::HostLeaving => "host-leaving",
             Self::HostUnknown => "host-unknown",
             Self::HostUntold => "host-untold",
             Self::GroupFailed => "group-failed",
@@ -173,7 +175,22 @@ impl ClusterFacts {
 
     fn check_hosts(&self, checks: &mut Vec<Check>) {
         for (record, answers, status) in &self.hosts {
-            if !answers {
+            if self.leaving.contains(&record.id) {
+                let is_there = |volume: &&VolumeView| {
+                    let lost = |m: &MemberRecord| {
+                        matches!(m.state, MemberState::Absent { lost: true, .. })
+                    };
+                    volume.record.members().any(|(_, m)| m.host == record.id && !lost(m))
+                };
+                let count = self.volumes.iter().filter(is_there).count();
+                let message = format!(
+                    "host {} is being removed: its copies of {count} volumes are not recorded as \
+                     lost yet",
+                    record.name
+                );
+                let remedy = "it goes on by itself as soon as each of these volumes is served";
+                checks.push(Check::warning(CheckKind::HostLeaving, message, remedy));
+            } else if !answers {
                 let message = format!("host {} does not answer", record.name);
                 let remedy = "start its daemon, or look at its log";
                 checks.push(Check::warning(CheckKind::HostDown, message, remedy));
@@ -334,6 +351,11 @@ mod tests {
         assert_eq!(found(|c| c.hosts[1].2 = None), only("host-unknown", Warning));
         let down = found(|c| (c.hosts[1].1, c.hosts[1].2) = (false, None));
         assert_eq!(down, [("host-down", Warning), ("volume-degraded", Warning)]);
+        let leaving = found(|c| {
+            (c.hosts[1].1, c.hosts[1].2) = (false, None);
+            c.leaving.insert(HostId(2));
+        });
+        assert_eq!(leaving, [("host-leaving", Warning), ("volume-degraded", Warning)]);
         let failed = found(|c| c.hosts[0].0.groups[0].healthy = false);
         assert_eq!(failed, [("group-failed", Critical), ("volume-degraded", Warning)]);
         let bare = found(|c| {

@@ -17,6 +17,7 @@ use atoll_format::record::{
 };
 use atoll_object::promised::Promised;
 use atoll_world::{Components, World};
+use std::collections::BTreeSet;
 
 /// A host's record, whether it answers, and what it last said if it answers and that is fresh.
 pub type KnownHost = (HostRecord, bool, Option<HostStatus>);
@@ -28,6 +29,8 @@ pub struct ClusterFacts {
     pub hosts: Vec<KnownHost>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeView>,
+    /// Hosts among them that are being removed.
+    pub leaving: BTreeSet<HostId>,
     /// What may be promised, in percent of the space that exists.
     pub promised_limit_percent: u32,
 }
@@ -122,7 +125,8 @@ impl Default for ClusterFacts {
     /// Nothing is known, and no limit has been set.
     fn default() -> Self {
         let promised_limit_percent = PROMISED_LIMIT_PERCENT;
-        Self { hosts: Vec::new(), volumes: Vec::new(), promised_limit_percent }
+        let (hosts, volumes, leaving) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { hosts, volumes, leaving, promised_limit_percent }
     }
 }
 
@@ -186,7 +190,9 @@ impl<W: World, S: Components> Node<W, S> {
                 *status = Some(self.status());
             }
         }
-        Ok(ClusterFacts { hosts, volumes, promised_limit_percent })
+        let ids = hosts.iter().map(|(record, ..)| record.id);
+        let leaving = ids.filter(|&id| self.is_removed(id)).collect();
+        Ok(ClusterFacts { hosts, volumes, leaving, promised_limit_percent })
     }
 }
 
@@ -199,7 +205,7 @@ pub(crate) mod tests {
         DiskRecord, GroupRecord, GroupShape, LegRecord, MemberState, OwnerRecord, Policy,
         RECORD_VERSION,
     };
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
 
     /// A host with one disk group of 1 GiB, of the same number.
     pub fn host(id: u64) -> HostRecord {
@@ -302,6 +308,7 @@ pub(crate) mod tests {
         ClusterFacts {
             hosts: (1..=hosts).map(|id| (host(id), true, Some(status(id)))).collect(),
             volumes,
+            leaving: BTreeSet::new(),
             promised_limit_percent: 1_000,
         }
     }

@@ -62,9 +62,8 @@ pub(crate) fn may_leave(
     is_usable: impl Fn(&MemberRecord) -> bool,
 ) -> Result<(), ManageError> {
     let (host, name) = (leaving.host, leaving.name);
-    let holds = |what: String, next: String| {
-        Err(ManageError::HostHolds { host: name.into(), what, next })
-    };
+    let holds =
+        |what: String, next: String| Err(ManageError::HostHolds { host: name.into(), what, next });
     if leaving.lost {
         if let Some(by) = &leaving.reached_by {
             let next = format!(
@@ -85,9 +84,7 @@ pub(crate) fn may_leave(
         let last: Vec<String> = ready.filter(is_last).map(|record| record.name.clone()).collect();
         return match last.is_empty() {
             true => Ok(()),
-            false => {
-                Err(ManageError::LastCopies { host: name.into(), volumes: some_of(&last) })
-            }
+            false => Err(ManageError::LastCopies { host: name.into(), volumes: some_of(&last) }),
         };
     }
     let names = |record: &&ObjectRecord| {

@@ -4,8 +4,8 @@
 pub(crate) mod all_hosts;
 pub(crate) mod create;
 pub(crate) mod delete;
-pub(crate) mod limit;
 pub(crate) mod host_removal;
+pub(crate) mod limit;
 mod policies;
 mod promised;
 pub(crate) mod remove_host;

@@ -13,7 +13,9 @@
 
 use crate::error::ManageError;
 use crate::event_log::{About, Severity};
-use crate::manage::host_removal::{Leaving, Progress, may_leave, progress, room_for_another, some_of};
+use crate::manage::host_removal::{
+    Leaving, Progress, may_leave, progress, room_for_another, some_of,
+};
 use crate::node::Node;
 use crate::transaction::assert_guarded;
 use atoll_format::id::HostId;
@@ -91,7 +93,12 @@ impl<W: World, S: Components> Node<W, S> {
             let found = found.ok_or_else(gone)?;
             let name = found.record.as_ref().map(|record| record.name.clone());
             let name = name.unwrap_or_else(|| found.host.to_string());
-            return Ok(HostRemoval { host: found.host, name, waits_for: Vec::new(), is_done: true });
+            return Ok(HostRemoval {
+                host: found.host,
+                name,
+                waits_for: Vec::new(),
+                is_done: true,
+            });
         };
         let (id, name) = (host.id, host.name.clone());
         if id == self.0.config.host {
@@ -108,10 +115,12 @@ impl<W: World, S: Components> Node<W, S> {
         let mut begun = removed.iter().find(|r| r.host == id).map(|r| r.modified);
         if begun.is_none() {
             let txn = self.removal(&host, modified, &removed, remove).await?;
-            if remove.dry_run {
-                return Ok(removal(Vec::new(), true));
+            if !remove.dry_run {
+                self.begin_removal(&host, txn, remove.lost).await?;
             }
-            self.begin_removal(&host, txn, remove.lost).await?;
+        }
+        if remove.dry_run {
+            return Ok(removal(Vec::new(), false));
         }
         let until = self.world().now() + REMOVAL_WAIT;
         loop {
@@ -128,7 +137,7 @@ impl<W: World, S: Components> Node<W, S> {
                 Ok(Step::None(_)) | Err(ManageError::Directory(_)) => Vec::new(),
                 Err(error) => return Err(error),
             };
-            if self.world().now() >= until || remove.dry_run {
+            if self.world().now() >= until {
                 return Ok(removal(waits_for, false));
             }
             self.world().sleep(LOOK_EVERY).await;
