@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import ssl
-import socket
 
 from harness import ClusterTest, row, wait_until
 from nbd import Client
@@ -30,7 +28,7 @@ class Hosts(ClusterTest):
             client.write(seed * PIECE, data)
             self.assertEqual(client.read(seed * PIECE, PIECE), data)
 
-    def hosts(self):
+    def listed(self):
         return {host["name"]: host for host in self.cluster.get("host", "list")}
 
     def known(self, name):
@@ -52,15 +50,6 @@ class Hosts(ClusterTest):
         self.assert_refusal(done, says=says)
         self.assertIsNone(self.cluster.pid(3))
 
-    def shake_hands(self, address, trust):
-        """Whether a host at that address goes on with whoever shows these credentials."""
-        context = ssl.create_default_context(cafile=os.path.join(trust, "authority.crt"))
-        context.load_cert_chain(os.path.join(trust, "host.crt"), os.path.join(trust, "host.key"))
-        name = f"{self.known('cluster-id')}.cluster.atoll.internal"
-        plain = socket.create_connection(address, timeout=10)
-        with plain, context.wrap_socket(plain, server_hostname=name) as stream:
-            return stream.version()
-
     @row("issue 23: a host that is lost is removed for good; its copies count no more, nor does it")
     def test_removed(self):
         self.refused("host", "remove", "host3", says=["--yes"])
@@ -70,15 +59,17 @@ class Hosts(ClusterTest):
         self.refused("host", "remove", "host1", "--yes", says=["ask another host"])
         self.refused("host", "remove", "nobody", "--yes", status=3)
         self.cluster.kill(3)
-        gone = lambda: not self.hosts()["host3"]["up"]  # noqa: E731
-        wait_until("host 3 to be missed", gone, 10, 0.1)
+        missed = lambda host: not {  # noqa: E731
+            h["name"]: h["up"] for h in self.cluster.get("host", "list", host=host)
+        }["host3"]
+        wait_until("host 3 to be missed", lambda: missed(1) and missed(2), 10, 0.1)
         self.refused(*remove, status=4, says=["atoll host remove host3 --lost"])
         rehearsed = self.cluster.cli(*remove, "--lost", "--dry-run")
         self.assertIn("can be removed", rehearsed.stdout)
         shown = json.loads(self.cluster.cli(*remove, "--lost", "-o", "json").stdout)
         self.assertEqual((shown["kind"], shown["item"]["state"]), ("HostRemoval", "removed"))
         self.assertEqual(shown["item"]["id"], self.known("host-id"))
-        self.assertEqual(sorted(self.hosts()), ["host1", "host2"])
+        self.assertEqual(sorted(self.listed()), ["host1", "host2"])
         for member in self.cluster.placement("kept")["members"]:
             active = member["host"] in ("host1", "host2")
             self.assertEqual(member["state"], "active" if active else "absent", member)
@@ -94,7 +85,7 @@ class Hosts(ClusterTest):
         authority = os.path.join(self.directory, "authority")
         self.cluster.tool("cluster", "certificate", "--authority", authority, "--out", where)
         self.cluster.start(3)
-        self.assertNotEqual(self.hosts()["host3"]["id"], shown["item"]["id"])
+        self.assertNotEqual(self.listed()["host3"]["id"], shown["item"]["id"])
         [disk] = self.cluster.get("disk", "list", "--host", "host3")
         self.assertEqual(disk["state"], "foreign", disk)
         self.cluster.cli("disk", "wipe", disk["path"], "--host", "host3", "--yes")
@@ -130,7 +121,6 @@ class Hosts(ClusterTest):
         os.rename(disk, moved)
 
         def change(text):
-            # The preferred address is one that nobody answers at.
             address, port = re.search(r'^peer = \["(.*):(\d+)"\]', text, re.M).groups()
             more = f'peer = ["{address}:{int(port) + 100}", "{address}:{int(port) + 101}"]'
             text = re.sub(r"^peer = .*$", more, text, flags=re.M)
@@ -141,10 +131,10 @@ class Hosts(ClusterTest):
 
         self.configure(change)
         self.cluster.start(3)
-        up = lambda: self.hosts().get("renamed", {}).get("up")  # noqa: E731
+        up = lambda: self.listed().get("renamed", {}).get("up")  # noqa: E731
         wait_until("host 3 to be found", up, 10, 0.1)
-        host = self.hosts()["renamed"]
-        self.assertNotIn("host3", self.hosts())
+        host = self.listed()["renamed"]
+        self.assertNotIn("host3", self.listed())
         self.assertEqual(len(host["peers"]), 2)
         [shown] = self.cluster.get("disk", "list", "--host", "renamed")
         self.assertEqual((shown["path"], shown["state"]), (moved, "in-use"))

@@ -1,5 +1,5 @@
 //! Hosts that are removed for good, in virtual time: under load, by a host that dies meanwhile, and
-//! while the removed one comes back at any moment of it.
+//! while the removed one comes back at any moment of it. And a host that comes back changed.
 
 use atoll_format::id::{ClusterId, Incarnation};
 use atoll_format::record::{
@@ -8,7 +8,7 @@ use atoll_format::record::{
 };
 use atoll_node::{
     CheckKind, CreateVolume, Ended, EventMark, HostRemoval, JoinError, ManageError, Node,
-    RemoveHost, VolumeState, check_belongs,
+    NodeConfig, RemoveHost, VolumeState, check_belongs,
 };
 use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::disk::DiskProfile;
@@ -43,6 +43,8 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 struct Hosts {
     machines: Machines,
     nodes: Rc<RefCell<Vec<Option<Host>>>>,
+    /// What the host that goes is from its next start on.
+    changed: Rc<RefCell<NodeConfig>>,
 }
 
 impl Hosts {
@@ -59,14 +61,17 @@ impl Hosts {
         let nodes: Rc<RefCell<Vec<Option<Host>>>> =
             Rc::new(RefCell::new((0..=GOES).map(|_| None).collect()));
         let (storage, all, rigs) = (RealStorage::new(16 << 20), nodes.clone(), machines.clone());
+        let changed = Rc::new(RefCell::new(node_config(GOES)));
+        let of_goes = changed.clone();
         machines.set_boot(move |host, disks, world| {
             let (storage, all, rigs) = (storage.clone(), all.clone(), rigs.clone());
             let inner = world.clone();
             let kept = rigs.events(host).open(host_id(host));
+            let config = if host == GOES { of_goes.borrow().clone() } else { node_config(host) };
             world.spawn(async move {
                 let group = storage.open(host, 0, disks, inner.clone()).await.expect("opens");
                 let life = rigs.begin_life(host, Incarnation(inner.random()));
-                let node = Node::start(inner, node_config(host), life, vec![group], kept);
+                let node = Node::start(inner, config, life, vec![group], kept);
                 all.borrow_mut()[usize::from(host)] = Some(node);
             });
         });
@@ -76,7 +81,7 @@ impl Hosts {
                 node.dissolve();
             }
         });
-        Self { machines, nodes }
+        Self { machines, nodes, changed }
     }
 
     fn node(&self, host: u16) -> Host {
@@ -484,5 +489,30 @@ fn a_removal_that_waits_is_told_and_ends_by_itself() {
         hosts.machines.start(other);
         hosts.until("its record goes", || !hosts.has(&key::host(host_id(GOES)))).await;
         hosts.becomes_whole(by).await;
+    });
+}
+
+/// Another name, another interface, and addresses of which nobody answers at the preferred ones.
+#[test]
+fn a_host_that_comes_back_changed_is_found_and_io_goes_on() {
+    with(7, |hosts| async move {
+        hosts.make("v", 2).await;
+        let load = Load::begin(&hosts, 0, "v");
+        hosts.wait(Nanos::from_secs(1)).await;
+        hosts.kill(GOES).await;
+        let before = node_config(GOES);
+        let nowhere = ["nowhere".to_owned(), "nowhere else".to_owned()];
+        let peers = nowhere.into_iter().chain(before.peers).collect();
+        let (name, api) = ("renamed".to_owned(), "elsewhere".to_owned());
+        *hosts.changed.borrow_mut() = NodeConfig { name, api, peers, ..node_config(GOES) };
+        hosts.machines.start(GOES);
+        hosts.until("it is found", || hosts.node(0).is_alive(host_id(GOES))).await;
+        hosts.becomes_whole(0).await;
+        let known = hosts.node(1).hosts();
+        let host = known.iter().find(|(h, ..)| h.id == host_id(GOES)).expect("it is known");
+        assert_eq!((&*host.0.name, &*host.0.api, host.0.peers.len()), ("renamed", "elsewhere", 3));
+        assert_eq!(known.len(), usize::from(GOES) + 1, "a host too many");
+        let byte = load.end(&hosts).await;
+        assert_eq!(read(&hosts.node(GOES), "v", 0).await, byte);
     });
 }

@@ -231,7 +231,7 @@ mod tests {
 
     fn leaving(lost: bool, reached: bool) -> Leaving<'static> {
         let reached_by = reached.then(|| "h2".to_owned());
-        let status = reached.then(|| HostStatus { id: GONE, ..HostStatus::default() });
+        let status = reached.then(|| crate::facts::tests::status(GONE.0));
         Leaving { host: GONE, name: "h1", lost, reached_by, status, repair_delay_s: 60 }
     }
 

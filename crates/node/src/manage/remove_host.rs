@@ -198,7 +198,8 @@ impl<W: World, S: Components> Node<W, S> {
         removed: &[Removed],
         remove: RemoveHost,
     ) -> Result<Txn, ManageError> {
-        self.look().await;
+        // Whom they reach at this moment, not a while ago.
+        self.refresh_statuses().await;
         let (records, _) = self.all_objects().await?;
         let reached_by = match self.is_alive(host.id) {
             true => Some(self.0.config.name.clone()),
