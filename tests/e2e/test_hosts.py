@@ -1,4 +1,4 @@
-"""Hosts that go for good, and hosts that come back changed: another address, name, place of disks."""
+"""Hosts that go for good, and hosts that come back changed: addresses, name, place of disks."""
 
 import json
 import os
@@ -79,9 +79,10 @@ class Hosts(ClusterTest):
         self.refused_to_start("was removed from the cluster at 20", "join it as a new host")
         self.assertIn("is removed", self.cluster.cli(*remove).stdout)
         # As a new host, under its old name.
+        data = os.path.join(self.cluster.host_dir(3), "data")
         for name in ("host-id", "trust"):
-            os.rename(*(os.path.join(self.cluster.host_dir(3), "data", n) for n in (name, f"old-{name}")))
-        where = os.path.join(self.cluster.host_dir(3), "data", "trust")
+            os.rename(os.path.join(data, name), os.path.join(data, f"old-{name}"))
+        where = os.path.join(data, "trust")
         authority = os.path.join(self.directory, "authority")
         self.cluster.tool("cluster", "certificate", "--authority", authority, "--out", where)
         self.cluster.start(3)

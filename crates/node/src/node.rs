@@ -354,6 +354,11 @@ impl<W: World, S: Components> Node<W, S> {
             assert_eq!(id, record.id, "host {me}: the record of another host");
         }
         assert!(!state.silent.borrow().contains(&me), "host {me} does not answer itself");
+        let peers = state.objects.peers();
+        assert!(!peers.is_removed(me), "host {me} refuses itself");
+        for &id in state.removed.borrow().keys().filter(|&&id| id != me) {
+            assert!(peers.is_removed(id), "host {me} speaks with {id}, which was removed");
+        }
         let ended = state.ended.borrow();
         let goes_on = ended.is_some() && !state.stopping.get();
         assert!(!goes_on, "host {me} goes on beside {ended:?}");

@@ -16,6 +16,12 @@ const FORGOTTEN_AT_ONCE: usize = 16;
 /// Names in one sentence.
 const NAMES_MAX: usize = 8;
 
+const _: () = {
+    // One transaction takes away as many as it writes, and more.
+    assert!(0 < FORGOTTEN_AT_ONCE && FORGOTTEN_AT_ONCE < REMOVED_MAX);
+    assert!(REMOVED_KEPT_MS > 90 * 86_400_000);
+};
+
 /// A host that is to be removed.
 pub(crate) struct Leaving<'a> {
     pub host: HostId,
@@ -43,6 +49,7 @@ pub(crate) enum Progress {
 
 /// Some of many names, for a sentence.
 pub(crate) fn some_of(names: &[String]) -> String {
+    assert!(!names.is_empty(), "a sentence about nothing");
     let (shown, more) = (names.len().min(NAMES_MAX), names.len().saturating_sub(NAMES_MAX));
     let list = names[..shown].join(", ");
     if more == 0 { list } else { format!("{list} and {more} more") }
@@ -62,13 +69,18 @@ pub(crate) fn may_leave(
     is_usable: impl Fn(&MemberRecord) -> bool,
 ) -> Result<(), ManageError> {
     let (host, name) = (leaving.host, leaving.name);
-    let holds =
-        |what: String, next: String| Err(ManageError::HostHolds { host: name.into(), what, next });
+    assert!(!name.is_empty(), "host {host} has no name");
+    let is_heard = leaving.reached_by.is_some() || leaving.status.is_none();
+    assert!(is_heard, "{name} tells how it is, and nobody reaches it");
+    let holds = |what: String, next: String| {
+        assert!(!what.is_empty() && !next.is_empty(), "a refusal without a next step");
+        Err(ManageError::HostHolds { host: name.into(), what, next })
+    };
     if leaving.lost {
         if let Some(by) = &leaving.reached_by {
             let next = format!(
-                "without --lost, atoll host remove {name} says what is on it; if it is broken, stop \
-                 it for good first"
+                "without --lost, atoll host remove {name} says what is on it; if it is broken, \
+                 stop it for good first"
             );
             return holds(format!("it is not lost, host {by} reaches it"), next);
         }
@@ -180,7 +192,10 @@ pub(crate) fn room_for_another(
              no other can be removed before one of these is that old"
         )));
     }
-    Ok(old.into_iter().take(FORGOTTEN_AT_ONCE).map(|(_, host)| host).collect())
+    let forgotten: Vec<HostId> =
+        old.into_iter().take(FORGOTTEN_AT_ONCE).map(|(_, host)| host).collect();
+    assert!(!forgotten.is_empty() && forgotten.len() < removed.len(), "{forgotten:?} go");
+    Ok(forgotten)
 }
 
 #[cfg(test)]

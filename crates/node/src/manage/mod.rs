@@ -1,5 +1,5 @@
-//! Management: volumes, hosts, policies, scrubs and resync, as functions. REST and the simulator call
-//! them; whatever changes the cluster is a transaction of the directory.
+//! Management: volumes, hosts, policies, scrubs and resync, as functions. REST and the simulator
+//! call them; whatever changes the cluster is a transaction of the directory.
 
 pub(crate) mod all_hosts;
 pub(crate) mod create;

@@ -30,6 +30,8 @@ const REMOVAL_WAIT: Nanos = Nanos::from_secs(20);
 /// How often it is looked at meanwhile.
 const LOOK_EVERY: Nanos = Nanos::from_ms(500);
 
+const _: () = assert!(LOOK_EVERY.0 < REMOVAL_WAIT.0);
+
 /// What is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoveHost {
@@ -75,8 +77,8 @@ impl<W: World, S: Components> Node<W, S> {
     /// removal that was begun, and finds one that has ended.
     ///
     /// # Errors
-    /// [`ManageError::HostHolds`], [`ManageError::LastCopies`]: nothing was changed, or it was taken
-    /// back. [`ManageError::Conflict`]: the host has just started again.
+    /// [`ManageError::HostHolds`], [`ManageError::LastCopies`]: nothing was changed, or it was
+    /// taken back. [`ManageError::Conflict`]: the host has just started again.
     pub async fn remove_host(
         &self,
         called: &str,
@@ -106,11 +108,9 @@ impl<W: World, S: Components> Node<W, S> {
             let next = "ask another host (--endpoint)".into();
             return Err(ManageError::HostHolds { host: name, what, next });
         }
-        let removal = |waits_for: Vec<String>, is_done| HostRemoval {
-            host: id,
-            name: name.clone(),
-            waits_for,
-            is_done,
+        let removal = |waits_for: Vec<String>, is_done: bool| {
+            assert!(!is_done || waits_for.is_empty(), "{id} is removed, and {waits_for:?} wait");
+            HostRemoval { host: id, name: name.clone(), waits_for, is_done }
         };
         let mut begun = removed.iter().find(|r| r.host == id).map(|r| r.modified);
         if begun.is_none() {
@@ -148,7 +148,8 @@ impl<W: World, S: Components> Node<W, S> {
     pub(crate) async fn go_on_with_removals(&self) {
         let begun: Vec<HostId> = {
             let (hosts, removed) = (self.0.hosts.borrow(), self.0.removed.borrow());
-            removed.keys().copied().filter(|id| hosts.contains_key(id)).collect()
+            let others = removed.keys().copied().filter(|&id| id != self.0.config.host);
+            others.filter(|id| hosts.contains_key(id)).collect()
         };
         for host in begun {
             // What could not be read or done now is looked at again.
@@ -245,6 +246,8 @@ impl<W: World, S: Components> Node<W, S> {
             compares.push(Compare { key: key.clone(), modified: old.modified });
             changes.push(KeyChange::Delete(key));
         }
+        assert!(!forgotten.contains(&host.id), "{} was removed, and is to be", host.id);
+        assert_eq!(compares.len(), changes.len() + 1, "all that changes, and the host's record");
         Ok(Txn { compares, changes })
     }
 
@@ -263,6 +266,7 @@ impl<W: World, S: Components> Node<W, S> {
         txn: Txn,
         lost: bool,
     ) -> Result<(), ManageError> {
+        assert_ne!(host.id, self.0.config.host, "a host removes itself");
         let own = key::removed(host.id);
         // Whoever else has begun it meanwhile wants the same.
         let is_begun =
@@ -284,6 +288,7 @@ impl<W: World, S: Components> Node<W, S> {
         host: HostId,
         begun: &mut Option<Revision>,
     ) -> Result<Step, ManageError> {
+        assert_ne!(host, self.0.config.host, "a host goes on with its own removal");
         let directory = self.world().directory();
         let (own, host_key) = (key::removed(host), key::host(host));
         let list = async |prefix: &str| {
@@ -301,6 +306,7 @@ impl<W: World, S: Components> Node<W, S> {
             sometimes!("removal.sees_what_was_before");
             return Ok(Step::Waits(Vec::new()));
         }
+        assert!(objects_at >= removed.modified, "what decides is of before the removal");
         let Some(lives) = lives else { return Ok(Step::Done) };
         let name = record::decode::<HostRecord>(&host_key, &lives.value);
         let name = name.map_or_else(|_| self.host_name(host), |record| record.name);
@@ -308,6 +314,7 @@ impl<W: World, S: Components> Node<W, S> {
         match progress(host, &records) {
             Progress::Waits(volumes) => Ok(Step::Waits(volumes)),
             Progress::LastCopies(volumes) => {
+                assert!(!volumes.is_empty(), "{host} has the last copy of nothing");
                 let changes = vec![KeyChange::Delete(own)];
                 if !self.is_carried_out(Txn { compares, changes }).await? {
                     return Ok(Step::Waits(volumes));

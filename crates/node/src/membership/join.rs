@@ -92,6 +92,7 @@ pub async fn find_or_found<W: World>(
 /// # Errors
 /// [`JoinError::Removed`], [`JoinError::Directory`].
 pub async fn check_belongs<W: World>(world: &W, host: HostId, name: &str) -> Result<(), JoinError> {
+    assert!(!name.is_empty(), "host {host} has no name");
     let key = key::removed(host);
     let Some(entry) = world.directory().get(&key).await? else { return Ok(()) };
     let removed = record::decode::<RemovedRecord>(&key, &entry.value).ok();

@@ -41,5 +41,6 @@ impl<W: World, S: Components> Node<W, S> {
         let at_ms = record.map_or(0, |record| record.at_ms);
         let name = self.0.config.name.clone();
         self.end_as(Ended::Removed(RemovedHost { name, at_ms }));
+        assert!(self.0.stopping.get(), "a host goes on after it was removed");
     }
 }

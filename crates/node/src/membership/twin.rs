@@ -142,6 +142,7 @@ impl<W: World, S: Components> Node<W, S> {
 
     /// Nothing is answered or asked any more.
     pub(crate) fn end_as(&self, why: Ended) {
+        assert!(self.0.ended.borrow().is_none(), "a life ends once, and now for {why:?}");
         *self.0.ended.borrow_mut() = Some(why);
         self.0.stopping.set(true);
         self.0.objects.peers().stop();
