@@ -42,7 +42,7 @@ type Host = Node<SimWorld, Store<SimWorld>>;
 #[derive(Clone)]
 struct Hosts {
     machines: Machines,
-    nodes: Rc<RefCell<Vec<Option<Host>>>>,
+    nodes: Rc<RefCell<Vec<Option<(Host, SimWorld)>>>>,
     /// What the host that goes is from its next start on.
     changed: Rc<RefCell<NodeConfig>>,
 }
@@ -58,8 +58,7 @@ impl Hosts {
             net: NetProfile::GBIT_25,
         };
         let machines = Machines::new(seed, spec, Trace::of(&[]));
-        let nodes: Rc<RefCell<Vec<Option<Host>>>> =
-            Rc::new(RefCell::new((0..=GOES).map(|_| None).collect()));
+        let nodes = Rc::new(RefCell::new(vec![None::<(Host, SimWorld)>; usize::from(GOES) + 1]));
         let (storage, all, rigs) = (RealStorage::new(16 << 20), nodes.clone(), machines.clone());
         let changed = Rc::new(RefCell::new(node_config(GOES)));
         let of_goes = changed.clone();
@@ -71,13 +70,13 @@ impl Hosts {
             world.spawn(async move {
                 let group = storage.open(host, 0, disks, inner.clone()).await.expect("opens");
                 let life = rigs.begin_life(host, Incarnation(inner.random()));
-                let node = Node::start(inner, config, life, vec![group], kept);
-                all.borrow_mut()[usize::from(host)] = Some(node);
+                let node = Node::start(inner.clone(), config, life, vec![group], kept);
+                all.borrow_mut()[usize::from(host)] = Some((node, inner));
             });
         });
         let all = nodes.clone();
         machines.set_death(move |host| {
-            if let Some(node) = all.borrow_mut()[usize::from(host)].take() {
+            if let Some((node, _)) = all.borrow_mut()[usize::from(host)].take() {
                 node.dissolve();
             }
         });
@@ -85,7 +84,12 @@ impl Hosts {
     }
 
     fn node(&self, host: u16) -> Host {
-        self.nodes.borrow()[usize::from(host)].clone().expect("runs")
+        self.nodes.borrow()[usize::from(host)].clone().expect("runs").0
+    }
+
+    /// What is spawned there ends with the host.
+    fn world(&self, host: u16) -> SimWorld {
+        self.nodes.borrow()[usize::from(host)].clone().expect("runs").1
     }
 
     async fn wait(&self, span: Nanos) {
@@ -164,6 +168,13 @@ impl Hosts {
         })
     }
 
+    /// Which host has the copy that is not on the one that goes.
+    async fn other_copy(&self, name: &str) -> u16 {
+        let view = self.node(0).volume(name).await.expect("there");
+        let has = |h: &u16| view.record.members().any(|(_, m)| m.host == host_id(*h));
+        (0..GOES).find(has).expect("two copies")
+    }
+
     /// All volumes have all their copies, none of them on a host that was removed.
     async fn is_whole(&self, by: u16) -> bool {
         let facts = self.node(by).facts().await.expect("read");
@@ -209,7 +220,7 @@ async fn write(node: &Host, name: &str, at: u64, byte: u8) {
 
 async fn read(node: &Host, name: &str, at: u64) -> u8 {
     let volume = node.open(name).await.expect("opens");
-    let bytes = buf::join(&volume.read(at, BLOCK).await.expect("read"));
+    let bytes = buf::join(&volume.read(at, BLOCK as u32).await.expect("read"));
     assert!(bytes.iter().all(|&byte| byte == bytes[0]));
     bytes[0]
 }
@@ -226,7 +237,7 @@ impl Load {
         let load =
             Self { stop: Rc::default(), last: Rc::default(), ended: Rc::new(Cell::new(false)) };
         let (stop, last, ended) = (load.stop.clone(), load.last.clone(), load.ended.clone());
-        let (node, world) = (hosts.node(by), hosts.machines.harness_world(by));
+        let (node, world) = (hosts.node(by), hosts.world(by));
         world.clone().spawn(async move {
             let volume = node.open(name).await.expect("opens");
             while !stop.get() {
@@ -325,7 +336,7 @@ fn an_empty_host_is_removed_while_it_lives_and_ends() {
             assert!(hosts.has_ended(GOES) && !hosts.node(GOES).is_published());
             assert!(!hosts.has(&key::host(host_id(GOES))), "it has come back");
         }
-        let world = hosts.machines.harness_world(GOES);
+        let world = hosts.world(GOES);
         let name = node_config(GOES).name;
         let start = check_belongs(&world, host_id(GOES), &name).await;
         assert!(matches!(&start, Err(JoinError::Removed(host)) if host.name == name), "{start:?}");
@@ -392,18 +403,20 @@ fn a_removal_goes_on_without_the_host_that_began_it() {
         with(200 + step, move |hosts| async move {
             hosts.make("v", 2).await;
             write(&hosts.node(GOES), "v", 0, 5).await;
+            let other = hosts.other_copy("v").await;
+            let by = (0..GOES).find(|&h| h != other).expect("more hosts");
             hosts.kill(GOES).await;
-            let node = hosts.node(2);
-            hosts.machines.harness_world(2).spawn(async move {
+            let node = hosts.node(by);
+            hosts.world(by).spawn(async move {
                 let _ = node.remove_host(&node_config(GOES).name, LOST).await;
             });
             hosts.until("it begins", || hosts.has(&key::removed(host_id(GOES)))).await;
             hosts.wait(Nanos::from_ms(step * 70)).await;
-            hosts.machines.kill(2, step % 2 == 0);
+            hosts.machines.kill(by, step % 2 == 0);
             hosts.until("its record goes", || !hosts.has(&key::host(host_id(GOES)))).await;
-            hosts.machines.start(2);
-            hosts.becomes_whole(0).await;
-            assert_eq!(read(&hosts.node(0), "v", 0).await, 5);
+            hosts.machines.start(by);
+            hosts.becomes_whole(other).await;
+            assert_eq!(read(&hosts.node(other), "v", 0).await, 5);
         });
     }
 }
@@ -442,18 +455,19 @@ fn a_removed_host_that_does_not_see_the_directory_is_refused_by_all() {
         write(&hosts.node(GOES), "v", 0, 1).await;
         let old = hosts.node(GOES).open("v").await.expect("opens");
         hosts.machines.isolate(GOES, true);
-        hosts.machines.directory().set_cut(GOES, true);
         hosts.wait(Nanos::from_secs(4)).await;
         assert!(hosts.remove(0, LOST).await.expect("removed").is_done);
         write(&hosts.node(0), "v", 0, 2).await;
         hosts.machines.isolate(GOES, false);
+        hosts.machines.directory().set_cut(GOES, true);
         hosts.wait(Nanos::from_secs(10)).await;
         let reached = |host: u16| hosts.node(host).is_alive(host_id(GOES));
         assert!(!(0..GOES).any(reached) && !hosts.node(GOES).is_alive(host_id(0)));
         hosts.until("it is told", || hosts.said(GOES, "peer-refused")).await;
         assert!(!hosts.has_ended(GOES), "it has not seen the directory");
-        let world = hosts.machines.harness_world(0);
-        let stale = world.timeout_at(world.now() + Nanos::from_secs(60), old.read(0, BLOCK)).await;
+        let world = hosts.world(0);
+        let stale =
+            world.timeout_at(world.now() + Nanos::from_secs(60), old.read(0, BLOCK as u32)).await;
         assert!(!matches!(stale, Ok(Ok(_))), "it has read what it has no right to");
         hosts.machines.directory().set_cut(GOES, false);
         hosts.until("it ends", || hosts.has_ended(GOES)).await;
@@ -467,9 +481,7 @@ fn a_removed_host_that_does_not_see_the_directory_is_refused_by_all() {
 fn a_removal_that_waits_is_told_and_ends_by_itself() {
     with(6, |hosts| async move {
         hosts.make("v", 2).await;
-        let view = hosts.node(0).volume("v").await.expect("there");
-        let other = view.record.members().map(|(_, m)| m.host).find(|&h| h != host_id(GOES));
-        let other = (0..GOES).find(|&h| Some(host_id(h)) == other).expect("two copies");
+        let other = hosts.other_copy("v").await;
         let by = (0..GOES).find(|&h| h != other).expect("more hosts");
         hosts.kill(GOES).await;
         let node = hosts.node(by);

@@ -182,13 +182,16 @@ impl<W: World, S: Components> Node<W, S> {
         Ok(entries.filter_map(read).collect())
     }
 
-    /// The records of all objects, and of which revision they are at least.
+    /// The records of all objects, by name, and of which revision they are at least.
     async fn all_objects(&self) -> Result<(Vec<ObjectRecord>, Revision), ManageError> {
         let listing = self.world().directory().list(key::OBJECTS).await;
         let listing = listing.map_err(ManageError::Directory)?;
         let decode = |entry: &Entry| record::decode(&entry.key, &entry.value);
-        let records: Result<_, String> = listing.entries.iter().map(decode).collect();
-        Ok((records.map_err(ManageError::Failed)?, listing.revision))
+        let records: Result<Vec<ObjectRecord>, String> =
+            listing.entries.iter().map(decode).collect();
+        let mut records = records.map_err(ManageError::Failed)?;
+        records.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((records, listing.revision))
     }
 
     /// The transaction that begins a removal, if there may be one.
