@@ -11,6 +11,7 @@
 //! | `locks/<object id>` | [`LockRecord`] |
 //! | `stopped/<host id>` | [`StoppedRecord`] |
 //! | `removed/<host id>` | [`RemovedRecord`] |
+//! | `tokens` | [`TokensRecord`] |
 //!
 //! Every record carries `version`; unknown fields are refused, so that an old program never
 //! drops what a newer one wrote. Volatile facts (liveness, load) are hints, never records.
@@ -50,6 +51,9 @@ pub mod key {
     pub const STOPPED: &str = "stopped/";
     /// Prefix of hosts that were removed for good.
     pub const REMOVED: &str = "removed/";
+
+    /// Who may ask the management interface over a network.
+    pub const TOKENS: &str = "tokens";
 
     /// One host.
     pub fn host(id: HostId) -> String {
@@ -430,6 +434,56 @@ pub struct RemovedRecord {
     pub at_ms: u64,
 }
 
+/// Most tokens of a cluster.
+pub const TOKENS_MAX: usize = 256;
+
+/// Who may ask the management interface over a network: all in one record, so that their number and
+/// their names are checked by the transaction that changes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokensRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// By name, at most [`TOKENS_MAX`].
+    pub tokens: Vec<TokenRecord>,
+}
+
+/// One token: what its holder may do, and by what it is known. The token itself is stored nowhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRecord {
+    /// For people; unique.
+    pub name: String,
+    /// What its holder may do.
+    pub role: TokenRole,
+    /// SHA-256 of the token, in hexadecimal digits.
+    pub sha256: String,
+    /// Milliseconds since 1970.
+    pub created_ms: u64,
+    /// Milliseconds since 1970 from which on it is refused; none: it does not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_ms: Option<u64>,
+}
+
+impl TokenRecord {
+    /// Whether it is refused at that time.
+    pub fn is_expired(&self, now_ms: u64) -> bool {
+        self.expires_ms.is_some_and(|at| at <= now_ms)
+    }
+}
+
+/// What the holder of a token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TokenRole {
+    /// Look.
+    Viewer,
+    /// Also what daily work is: volumes, resync, scrubs.
+    Operator,
+    /// Everything.
+    Admin,
+}
+
 /// The owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -756,6 +810,21 @@ mod tests {
             purpose: LockPurpose::Import,
             since_ms: 1_700_000_000_002,
         };
+        let token = |name: &str, role, expires_ms| TokenRecord {
+            name: name.into(),
+            role,
+            sha256: "0123456789abcdef".repeat(4),
+            created_ms: 1_700_000_000_003,
+            expires_ms,
+        };
+        let tokens = TokensRecord {
+            version,
+            tokens: vec![
+                token("backup", TokenRole::Operator, Some(1_800_000_000_000)),
+                token("grafana", TokenRole::Viewer, None),
+                token("root", TokenRole::Admin, None),
+            ],
+        };
         let stopped = StoppedRecord { version, incarnation: Incarnation(7) };
         let removed = RemovedRecord {
             version,
@@ -790,6 +859,7 @@ mod tests {
             (attached_at, encode(&attached)),
             (served_at, encode(&served)),
             (key::removed(HostId(0xa1)), encode(&removed)),
+            (key::TOKENS.into(), encode(&tokens)),
         ]
     }
 
@@ -810,6 +880,7 @@ mod tests {
                 "locks" => decode::<LockRecord>(key, bytes).map(|r| encode(&r)),
                 "stopped" => decode::<StoppedRecord>(key, bytes).map(|r| encode(&r)),
                 "removed" => decode::<RemovedRecord>(key, bytes).map(|r| encode(&r)),
+                "tokens" => decode::<TokensRecord>(key, bytes).map(|r| encode(&r)),
                 "policies" => decode::<PolicyRecord>(key, bytes).map(|r| encode(&r)),
                 "volumes" => decode::<VolumeRecord>(key, bytes).map(|r| encode(&r)),
                 "objects" => decode::<ObjectRecord>(key, bytes).map(|r| encode(&r)),

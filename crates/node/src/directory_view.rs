@@ -8,7 +8,7 @@
 
 use atoll_format::id::HostId;
 use atoll_format::record::{
-    self, HostRecord, LockRecord, ObjectRecord, RemovedRecord, VolumeRecord, key,
+    self, HostRecord, LockRecord, ObjectRecord, RemovedRecord, TokensRecord, VolumeRecord, key,
 };
 use atoll_world::directory::{Changes, Entry, Listing, Revision, WatchEvent};
 use std::cell::{Cell, RefCell};
@@ -42,6 +42,7 @@ enum Record {
     Removed(Arc<RemovedRecord>),
     Object(Rc<ObjectRecord>),
     Volume(VolumeRecord),
+    Tokens(Rc<TokensRecord>),
     /// Nobody looks for it here, or it cannot be read.
     Other,
 }
@@ -57,6 +58,7 @@ impl Record {
             _ if key.starts_with(key::REMOVED) => read(key, value).map(Arc::new).map(Self::Removed),
             _ if key.starts_with(key::OBJECTS) => read(key, value).map(Rc::new).map(Self::Object),
             _ if key.starts_with(key::VOLUMES) => read(key, value).map(Self::Volume),
+            key::TOKENS => read(key, value).map(Rc::new).map(Self::Tokens),
             _ => None,
         };
         found.unwrap_or(Self::Other)
@@ -208,6 +210,16 @@ impl DirectoryView {
             _ => None,
         });
         all.into_iter().collect()
+    }
+
+    /// Who may ask over a network: none while no directory has been read, or what it holds cannot
+    /// be.
+    pub(crate) fn tokens(&self) -> Option<Rc<TokensRecord>> {
+        let entries = self.entries.borrow();
+        match entries.get(key::TOKENS) {
+            Some((Record::Tokens(tokens), _)) => Some(tokens.clone()),
+            _ => None,
+        }
     }
 
     /// What the other shards have to know.

@@ -2,6 +2,10 @@
 
 /// Kinds after which somebody should do something, and what.
 const NEXT_STEPS: &[(&str, &str)] = &[
+    (
+        "api-refused",
+        "atoll token list; give who asks a good token, or find out who it is (docs/security.md)",
+    ),
     ("bad-block", "atoll disk list; a disk with more and more of them is to be replaced"),
     ("block-lost", "restore the volume from a backup; atoll volume show VOLUME"),
     ("block-repaired", "atoll disk list; a disk with more and more of them is to be replaced"),

@@ -18,6 +18,8 @@ use std::sync::Arc;
 pub(crate) struct Ends {
     pub client: Arc<ClientConfig>,
     pub server: Arc<ServerConfig>,
+    /// Of the management interface.
+    pub api: Arc<ServerConfig>,
     pub name: ServerName<'static>,
 }
 
@@ -50,11 +52,12 @@ impl Ends {
             .with_client_cert_verifier(verifier(authority)?)
             .with_single_cert(chain, key.clone_key())
             .map_err(|e| mismatch(&e))?;
+        let api = crate::api::server(certificate, key)?;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let name = ServerName::try_from(cluster_name(cluster))
             .map_err(unreadable("the name of the cluster"))?;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), api, name })
     }
 }
 
@@ -75,7 +78,7 @@ pub(crate) fn verifier(
 
 /// AES with 128 bits first: a third less time for each block than with 256, and as far out of
 /// reach. ChaCha20 where processors have no AES.
-fn provider() -> CryptoProvider {
+pub(crate) fn provider() -> CryptoProvider {
     let mut provider = ring::default_provider();
     let rank = |suite: CipherSuite| match suite {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => 0,

@@ -1,5 +1,5 @@
 //! Who belongs to a cluster: its certificate authority, the certificates of its hosts, and the TLS
-//! configurations of connections between them.
+//! configurations of connections between them and with those who manage it.
 //!
 //! - The authority is made once, with the cluster. Its key signs certificates of hosts and nothing
 //!   else, and no other authority is believed.
@@ -7,9 +7,11 @@
 //!   cluster it is, for 90 days.
 //! - Between hosts there is TLS 1.3 only, both ends show a certificate, and no session is resumed:
 //!   each connection proves anew who is there.
+//! - Who manages the cluster over a network proves himself by a token, inside TLS.
 //!
 //! *Absent: sockets, and who may have a certificate.*
 
+mod api;
 mod authority;
 mod credentials;
 mod ends;
@@ -18,13 +20,16 @@ mod files;
 mod identity;
 mod pem;
 mod tls;
+mod token;
 mod validity;
 
+pub use api::ApiTrust;
 pub use authority::Authority;
 pub use credentials::{Credentials, HostKey};
 pub use error::TrustError;
 pub use identity::Identity;
 pub use tls::{PeerTls, refusal};
+pub use token::TokenSecret;
 pub use validity::Validity;
 
 /// How long a certificate of a host is valid, in seconds: 90 days.

@@ -3,8 +3,8 @@
 use crate::TrustError;
 use crate::credentials::Credentials;
 use crate::ends::Ends;
-use crate::identity::Identity;
-use rustls::{ClientConnection, Connection, ServerConnection};
+use crate::identity::{Identity, cluster_name};
+use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -68,6 +68,16 @@ impl PeerTls {
     pub fn accept(&self) -> Result<Connection, rustls::Error> {
         let server = self.ends().server.clone();
         ServerConnection::new(server).map(Connection::from)
+    }
+
+    /// What the next connection of the management interface is accepted with.
+    pub fn api(&self) -> Arc<ServerConfig> {
+        self.ends().api.clone()
+    }
+
+    /// The name that all hosts of the cluster have, and show.
+    pub fn name(&self) -> String {
+        cluster_name(self.identity.cluster)
     }
 
     /// Who has proved to be at the other end of a connection whose handshake is over.

@@ -10,3 +10,4 @@ mod policies;
 mod promised;
 pub(crate) mod remove_host;
 pub(crate) mod resize;
+pub(crate) mod tokens;
