@@ -1,9 +1,10 @@
-//! A client of the management interface, over a Unix socket or TCP. One connection a request:
+//! A client of the management interface, over a Unix socket, TCP or TLS. One connection a request:
 //! commands are short, and a fresh connection has no stale state.
 //!
 //! Invariants: every call ends by its deadline; a reply is read to at most
 //! [`REPLY_MAX`](crate::limits::REPLY_MAX) bytes; an error of the server arrives as its own
-//! [`Problem`], anything that is not one as [`Code::WrongServer`].
+//! [`Problem`], anything that is not one as [`Code::WrongServer`]; a token is sent inside TLS only,
+//! to a server that has proved itself.
 
 use crate::envelope::{Item, List, Missing, Named};
 use crate::limits::{PAGE_MAX, REPLY_MAX};
@@ -14,15 +15,21 @@ use crate::uri::{self, escape};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
 
 /// Where a server is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,15 +38,21 @@ pub enum Endpoint {
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
+    /// `host:port`, inside TLS.
+    Tls(String),
 }
 
 impl FromStr for Endpoint {
     type Err = String;
-    /// `unix:///run/atoll/api.sock`, `/run/atoll/api.sock`, `http://127.0.0.2:8460`. The first is a
-    /// URI: `%20` there is a blank. The second is a path, taken as it is.
+    /// `unix:///run/atoll/api.sock`, `/run/atoll/api.sock`, `http://127.0.0.2:8460`,
+    /// `https://10.0.0.2:8460`. The first is a URI: `%20` there is a blank. The second is a path,
+    /// taken as it is.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| {
-            Err(format!("'{text}' is not an endpoint: {why} (unix:///path, /path or http://h:p)"))
+            Err(format!(
+                "'{text}' is not an endpoint: {why} (unix:///path, /path, http://h:p or \
+                 https://h:p)"
+            ))
         };
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
             if !path.starts_with('/') {
@@ -53,7 +66,9 @@ impl FromStr for Endpoint {
         if text.starts_with('/') {
             return Ok(Self::Unix(text.into()));
         }
-        let Some(address) = text.strip_prefix("http://") else {
+        let plain = text.strip_prefix("http://").map(|address| (address, false));
+        let secure = || text.strip_prefix("https://").map(|address| (address, true));
+        let Some((address, is_tls)) = plain.or_else(secure) else {
             return bad("unknown scheme");
         };
         let address = address.trim_end_matches('/');
@@ -65,7 +80,7 @@ impl FromStr for Endpoint {
                 bad("an IPv6 address is written in brackets, http://[::1]:8460")
             }
             Some((host, Ok(1..))) if !host.is_empty() && !address.contains('/') => {
-                Ok(Self::Tcp(address.into()))
+                Ok(if is_tls { Self::Tls(address.into()) } else { Self::Tcp(address.into()) })
             }
             _ => bad("host:port expected"),
         }
@@ -77,9 +92,46 @@ impl fmt::Display for Endpoint {
         match self {
             Self::Unix(path) => write!(f, "unix://{}", uri::path(path)),
             Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Tls(address) => write!(f, "https://{address}"),
         }
     }
 }
+
+/// How a server proves itself inside TLS.
+#[derive(Clone)]
+pub struct Tls {
+    /// Whom it may be signed by, and how.
+    pub config: Arc<ClientConfig>,
+    /// The name that its certificate must have; none: the one that it is reached by.
+    pub name: Option<ServerName<'static>>,
+    /// The file with those authorities.
+    pub ca: PathBuf,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("name", &self.name).field("ca", &self.ca).finish()
+    }
+}
+
+/// How a client proves itself.
+#[derive(Clone)]
+pub struct Token {
+    /// The secret.
+    pub secret: String,
+    /// The file that it was read from; none: the environment.
+    pub file: Option<PathBuf>,
+}
+
+impl fmt::Debug for Token {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// The environment variable that holds a token.
+pub const TOKEN_VARIABLE: &str = "ATOLL_TOKEN";
 
 /// One request, before it is sent.
 #[derive(Clone, Debug)]
@@ -138,15 +190,33 @@ impl Call {
         self
     }
 
-    /// The same request as a command line of `curl`.
-    pub fn to_curl(&self, endpoint: &Endpoint) -> String {
+    /// The same request as a command line of `curl`. A token is named in it, not shown: a shell
+    /// (bash, zsh) hands it over without putting it into the arguments of a process.
+    pub fn to_curl(&self, client: &Client) -> String {
         let mut line = String::from("curl -sS");
-        let url = match endpoint {
+        let url = match &client.endpoint {
             Endpoint::Unix(path) => {
                 line += &format!(" --unix-socket {}", quote(path));
                 format!("http://localhost{}", self.target)
             }
             Endpoint::Tcp(address) => format!("http://{address}{}", self.target),
+            Endpoint::Tls(address) => {
+                if let Some(tls) = &client.tls {
+                    line += &format!(" --cacert {}", quote(&tls.ca));
+                }
+                let name = client.host();
+                if name != *address {
+                    line += &format!(" --connect-to {}", quote(format!("::{address}")));
+                }
+                if let Some(token) = &client.token {
+                    let secret = match &token.file {
+                        Some(file) => format!("$(cat {})", quote(file)),
+                        None => format!("${TOKEN_VARIABLE}"),
+                    };
+                    line += &format!(" -H @<(printf 'Authorization: Bearer %s' \"{secret}\")");
+                }
+                format!("https://{name}{}", self.target)
+            }
         };
         if self.method != Method::GET {
             line += &format!(" -X {}", self.method);
@@ -167,12 +237,19 @@ impl Call {
 pub struct Client {
     endpoint: Endpoint,
     timeout: Duration,
+    tls: Option<Tls>,
+    token: Option<Token>,
 }
 
 impl Client {
     /// A client whose calls end within `timeout`. Nothing is connected yet.
     pub fn new(endpoint: Endpoint, timeout: Duration) -> Self {
-        Self { endpoint, timeout }
+        Self { endpoint, timeout, tls: None, token: None }
+    }
+
+    /// The same, which believes those servers over TLS, and proves itself there by that token.
+    pub fn with(self, tls: Option<Tls>, token: Option<Token>) -> Self {
+        Self { tls, token, ..self }
     }
 
     /// Where it connects.
@@ -275,14 +352,10 @@ impl Client {
 
     async fn send(&self, call: Call) -> Result<Response<Incoming>, Problem> {
         let has_body = call.body.is_some();
-        let host = match &self.endpoint {
-            Endpoint::Unix(_) => "localhost",
-            Endpoint::Tcp(address) => address,
-        };
         let mut request = Request::builder()
             .method(call.method)
             .uri(&call.target)
-            .header("host", host)
+            .header("host", self.host())
             .header("accept", "application/json")
             .header("user-agent", concat!("atoll/", env!("CARGO_PKG_VERSION")));
         if has_body {
@@ -290,6 +363,12 @@ impl Client {
         }
         for (name, value) in &call.headers {
             request = request.header(*name, value);
+        }
+        if let (Endpoint::Tls(_), Some(token)) = (&self.endpoint, &self.token) {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.secret))
+                .map_err(|_| Problem::new(Code::Usage, "the token is no text of one line"))?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
         }
         let request = request
             .body(Full::new(Bytes::from(call.body.unwrap_or_default())))
@@ -303,7 +382,54 @@ impl Client {
                 let stream = TcpStream::connect(address).await.map_err(|e| self.unreachable(&e))?;
                 self.exchange(stream, request).await
             }
+            Endpoint::Tls(address) => {
+                let stream = self.secure(address).await?;
+                self.exchange(stream, request).await
+            }
         }
+    }
+
+    /// What a request is for: over TLS, the name that the server has proved to have.
+    fn host(&self) -> String {
+        match &self.endpoint {
+            Endpoint::Unix(_) => "localhost".into(),
+            Endpoint::Tcp(address) => address.clone(),
+            Endpoint::Tls(address) => match self.tls.as_ref().and_then(|tls| tls.name.as_ref()) {
+                Some(name) => {
+                    let port = address.rsplit_once(':').map_or("443", |(_, port)| port);
+                    format!("{}:{port}", name.to_str())
+                }
+                None => address.clone(),
+            },
+        }
+    }
+
+    /// A connection to a server that has proved itself.
+    async fn secure(&self, address: &str) -> Result<TlsStream<TcpStream>, Problem> {
+        let usage = |why: String| Problem::new(Code::Usage, why);
+        let Some(tls) = &self.tls else {
+            return Err(usage(format!("{}: nothing says which servers to believe", self.endpoint))
+                .hint("--ca FILE: the authority.crt of the cluster"));
+        };
+        let name = match &tls.name {
+            Some(name) => name.clone(),
+            None => {
+                let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                ServerName::try_from(host).map_err(|e| usage(format!("{}: {e}", self.endpoint)))?
+            }
+        };
+        let stream = TcpStream::connect(address).await.map_err(|e| self.unreachable(&e))?;
+        let connector = TlsConnector::from(tls.config.clone());
+        connector.connect(name, stream).await.map_err(|error| self.unproved(&error, &tls.ca))
+    }
+
+    /// A server that has not proved itself; nothing was asked of it.
+    fn unproved(&self, error: &std::io::Error, ca: &Path) -> Problem {
+        let tls = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+        let (why, hint) = unproved(tls, error, ca);
+        let detail = format!("{} is not believed: {why}", self.endpoint);
+        Problem::new(Code::CannotConnect, detail).hint(hint)
     }
 
     async fn exchange<S>(
@@ -369,6 +495,36 @@ impl Client {
             format!("no answer from {} within {} s", self.endpoint, self.timeout.as_secs()),
         )
         .hint("what was asked for may still be done; --timeout sets the limit")
+    }
+}
+
+/// Why a server is not believed, as a clause about it, and what to do.
+fn unproved(
+    tls: Option<&rustls::Error>,
+    error: &std::io::Error,
+    ca: &Path,
+) -> (String, &'static str) {
+    use rustls::{CertificateError as Bad, Error};
+    const CERTIFICATE: &str = "atoll cluster certificate makes a new one (docs/security.md)";
+    match tls {
+        Some(Error::InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature)) => (
+            format!("its certificate was signed by another authority than {}", quote(ca)),
+            "--ca FILE: the authority.crt of its cluster; or something between answers for it",
+        ),
+        Some(Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. })) => {
+            ("its certificate has expired".into(), CERTIFICATE)
+        }
+        Some(Error::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. })) => {
+            ("its certificate is not valid yet".into(), "compare the clocks of both machines")
+        }
+        Some(Error::InvalidCertificate(
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. },
+        )) => ("its certificate has another name".into(), "--endpoint names another server"),
+        Some(Error::InvalidMessage(_)) => (
+            "what it sends is not TLS".into(),
+            "http://: if network.tls is false there; and such a port may be another program's",
+        ),
+        _ => (error.to_string(), "--endpoint names another server; its log may say more"),
     }
 }
 
@@ -446,11 +602,13 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::{Call, Client, Endpoint};
+    use super::{Call, Client, Endpoint, Tls, Token};
     use crate::problem::Code;
     use crate::routes::Op;
+    use std::path::PathBuf;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::rustls;
 
     #[test]
     fn endpoints_are_read_or_refused_with_the_reason() {
@@ -465,6 +623,8 @@ mod tests {
             assert!(endpoint.to_string().is_ascii(), "{endpoint}");
             assert_eq!(read(&endpoint.to_string()), Ok(endpoint));
         }
+        assert_eq!(read("https://[::1]:8460/"), Ok(Endpoint::Tls("[::1]:8460".into())));
+        assert_eq!(Endpoint::Tls("h:1".into()).to_string(), "https://h:1");
         assert_eq!(read("http://127.0.0.2:8460/"), Ok(Endpoint::Tcp("127.0.0.2:8460".into())));
         for bad in [
             "",
@@ -478,7 +638,8 @@ mod tests {
             "http://[::1",
             "http://[::1:8460",
             "http://::1]:8460",
-            "https://h:1",
+            "https://h",
+            "ftp://h:1",
             "http://h:99999",
             "unix:///a%2",
             "unix:///a%00",
@@ -492,13 +653,62 @@ mod tests {
     fn a_call_shows_as_a_curl_line_that_a_shell_reads_back() {
         let call = Call::to(Op::VolumeCreate, &[]).json(&"it's").header("if-match", "1");
         assert_eq!(
-            call.to_curl(&Endpoint::Unix("/run/a b.sock".into())),
+            call.to_curl(&client(Endpoint::Unix("/run/a b.sock".into()))),
             concat!(
                 "curl -sS --unix-socket '/run/a b.sock' -X POST -H 'if-match: 1' ",
                 "-H 'Content-Type: application/json' ",
                 r#"-d '"it'\''s"' http://localhost/api/v1/volumes"#,
             )
         );
+    }
+
+    fn client(endpoint: Endpoint) -> Client {
+        Client::new(endpoint, Duration::from_secs(9))
+    }
+
+    #[test]
+    fn a_curl_line_names_a_token_and_does_not_show_it() {
+        let call = Call::to(Op::StatusShow, &[]);
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let tls = |name: Option<&'static str>| Tls {
+            config: config.clone().into(),
+            name: name.map(|name| name.try_into().unwrap()),
+            ca: "/etc/ca.crt".into(),
+        };
+        let token = |file: Option<&str>| Token {
+            secret: "atoll_secret".into(),
+            file: file.map(PathBuf::from),
+        };
+        let line = |name, file| {
+            let client = client(Endpoint::Tls("10.0.0.2:8460".into()));
+            let client = client.with(Some(tls(name)), Some(token(file)));
+            assert!(!format!("{client:?}").contains("secret"), "{client:?}");
+            call.to_curl(&client)
+        };
+        assert_eq!(
+            line(None, None),
+            concat!(
+                "curl -sS --cacert /etc/ca.crt ",
+                r#"-H @<(printf 'Authorization: Bearer %s' "$ATOLL_TOKEN") "#,
+                "https://10.0.0.2:8460/api/v1/status",
+            )
+        );
+        assert_eq!(
+            line(Some("a.internal"), Some("/root/a token")),
+            concat!(
+                "curl -sS --cacert /etc/ca.crt --connect-to ::10.0.0.2:8460 ",
+                r#"-H @<(printf 'Authorization: Bearer %s' "$(cat '/root/a token')") "#,
+                "https://a.internal:8460/api/v1/status",
+            )
+        );
+        // What is not protected gets no token.
+        let plain = client(Endpoint::Tcp("h:1".into())).with(None, Some(token(None)));
+        assert_eq!(call.to_curl(&plain), "curl -sS http://h:1/api/v1/status");
     }
 
     #[test]
@@ -546,6 +756,26 @@ mod tests {
         assert_eq!(ask(serve(html).await, 9_000).await, Code::WrongServer);
         let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi";
         assert_eq!(ask(serve(cut).await, 9_000).await, Code::CannotConnect);
+    }
+
+    #[tokio::test]
+    async fn a_token_never_leaves_without_tls_and_tls_needs_an_authority() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let token = Token { secret: "atoll_secret".into(), file: None };
+        let unproved = client(Endpoint::Tls(address.clone())).with(None, Some(token.clone()));
+        let problem = unproved.bytes(Call::to(Op::StatusShow, &[])).await.unwrap_err();
+        assert_eq!(problem.code, Code::Usage, "{problem}");
+        assert!(problem.hint.unwrap().contains("--ca FILE"));
+        let plain = client(Endpoint::Tcp(address)).with(None, Some(token));
+        let asked = tokio::spawn(async move { plain.bytes(Call::to(Op::StatusShow, &[])).await });
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = vec![0; 4096];
+        let len = stream.read(&mut head).await.unwrap();
+        let head = String::from_utf8_lossy(&head[..len]).to_lowercase();
+        assert!(head.starts_with("get /api/v1/status") && !head.contains("secret"), "{head}");
+        drop(stream);
+        asked.await.unwrap().unwrap_err();
     }
 
     /// A change may have been carried out when its answer is lost: that is not "no connection".

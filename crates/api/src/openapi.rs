@@ -1,12 +1,12 @@
 //! The OpenAPI 3.1 document, made from the table of operations and the types.
 //!
 //! Invariants: it has every operation of [`Op::ALL`] and nothing else, with all that its line says;
-//! every reference resolves. What OpenAPI has no word for is in fields of our own: `x-permission`,
+//! every reference resolves. What OpenAPI has no word for is in fields of our own: `x-role`,
 //! `x-place`, `x-named-by` and `x-task`.
 
 use crate::envelope::Missing;
 use crate::problem::Code;
-use crate::routes::{Op, PREFIX, Permission, Place, QUERY, Reply};
+use crate::routes::{Op, PREFIX, Place, QUERY, Reply};
 use crate::types;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -27,8 +27,10 @@ pub fn document(release: &str) -> Value {
             "version": release,
             "description": "Management of an Atoll cluster: volumes, hosts, disks, policies. \
                 Additive within v1. Sizes are bytes, times RFC 3339 UTC.\n\n\
-                x-permission: read (also over TCP) or manage (over the Unix socket; over TCP only \
-                with network.api_writable). x-place, which host does it, whichever is asked: any \
+                x-role, the least that may: viewer (looks), operator (also volumes, resync, \
+                scrubs), admin (everything). The Unix socket is admin; over TLS, the token says \
+                it; over TCP without TLS everybody is a viewer, or with network.api_writable an \
+                admin. x-place, which host does it, whichever is asked: any \
                 (all do the same), asked (the one that is asked), named (the one that x-named-by \
                 names; the one that is asked if it is absent), holder (the one with the disk group \
                 that x-named-by names; all if it is absent), all. x-task: the kind of the tasks \
@@ -36,7 +38,12 @@ pub fn document(release: &str) -> Value {
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },
         "paths": paths,
-        "components": { "schemas": schemas() },
+        "components": {
+            "schemas": schemas(),
+            "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
+        },
+        // The Unix socket asks for nothing.
+        "security": [{ "token": [] }, {}],
     })
 }
 
@@ -78,13 +85,12 @@ fn operation(op: Op) -> Value {
         "summary": route.summary,
         "tags": [route.path.split(['/', ':']).nth(1).expect("paths begin with /")],
         "parameters": parameters,
-        "x-permission": route.permission.name(),
+        "x-role": route.role.name(),
         "x-place": route.place.name(),
         "responses": { status: success, "default": refusal("An error; `code` says which") },
     });
-    if route.permission == Permission::Manage {
-        operation["responses"]["403"] = refusal("Not over this connection");
-    }
+    operation["responses"]["401"] = refusal("Over TLS: no token, or one that is refused");
+    operation["responses"]["403"] = refusal("The caller's role is too low");
     if let Place::Named(part) | Place::Holder(part) = route.place {
         operation["x-named-by"] = json!(part);
     }
@@ -150,6 +156,9 @@ fn schemas() -> Value {
         Event,
         Session,
         Profile,
+        Token,
+        TokenCreate,
+        TokenMade,
     );
     found.push((Missing::name().into_owned(), Missing::schema()));
     let mut all = Map::new();
@@ -278,9 +287,8 @@ mod tests {
             assert_eq!(named("query"), route.parameters().collect(), "{op:?}");
             assert_eq!(named("header"), route.headers.iter().map(|h| h.0).collect(), "{op:?}");
             assert_eq!(operation.get("requestBody").is_some(), route.body.is_some());
-            assert_eq!(operation["x-permission"], route.permission.name(), "{op:?}");
-            let refused = operation["responses"].get("403").is_some();
-            assert_eq!(refused, route.permission == Permission::Manage, "{op:?}");
+            assert_eq!(operation["x-role"], route.role.name(), "{op:?}");
+            assert!(operation["responses"].get("403").is_some(), "{op:?}");
             assert_eq!(operation["x-place"], route.place.name(), "{op:?}");
             let part = operation.get("x-named-by").map(|part| part.as_str().unwrap());
             match route.place {
@@ -292,7 +300,7 @@ mod tests {
             }
             assert_eq!(operation.get("x-task").and_then(Value::as_str), route.task, "{op:?}");
             let described = document["info"]["description"].as_str().unwrap();
-            for word in [route.permission.name(), route.place.name()] {
+            for word in [route.role.name(), route.place.name()] {
                 assert!(described.contains(&format!("{word} (")) || word == "all", "{word}");
             }
         }

@@ -100,6 +100,8 @@ codes! {
     KeyReused = 305, 422, 4, "idempotency key reused";
     /// The caller may not do this.
     NotPermitted = 401, 403, 5, "not permitted";
+    /// Who the caller is was not proved: no token, or one that is not good.
+    NotAuthenticated = 402, 401, 5, "not authenticated";
     /// No placement satisfies the policy.
     CannotPlace = 412, 409, 6, "cannot be placed";
     /// There is no room for it.

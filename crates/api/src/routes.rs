@@ -5,6 +5,9 @@
 //! exist; one without a handler does not compile.
 
 use crate::uri::escape;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use utoipa::ToSchema;
 
 /// How a route answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,23 +20,36 @@ pub enum Reply {
     Nothing,
 }
 
-/// What who asks must be allowed to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Permission {
-    /// Look: whoever reaches the interface over TCP may, and whoever may open its Unix socket.
-    Read,
-    /// Change, and look: whoever may open the Unix socket; over TCP only if the configuration says
-    /// so.
-    Manage,
+/// What who asks may do: each may what those before it may. Whoever may open the Unix socket is an
+/// admin; over TLS, a token says it; over plain TCP, the configuration.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Looks.
+    Viewer,
+    /// Does what daily work is: volumes, resync, scrubs.
+    Operator,
+    /// Does everything: disks, policies, settings of the cluster, tokens.
+    Admin,
 }
 
-impl Permission {
+impl Role {
+    /// Every role, the least first.
+    pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Admin];
+
     /// Its name, stable.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Read => "read",
-            Self::Manage => "manage",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
         }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -76,8 +92,8 @@ pub struct Route {
     pub path: &'static str,
     /// One line for the reader of the document.
     pub summary: &'static str,
-    /// Who may.
-    pub permission: Permission,
+    /// The least role of who may.
+    pub role: Role,
     /// Which host does it.
     pub place: Place,
     /// Name of the body's type.
@@ -114,13 +130,20 @@ const IF_MATCH: (&str, &str) = ("If-Match", "`ETag` that the volume must still h
 const IDEMPOTENCY_KEY: (&str, &str) =
     ("Idempotency-Key", "The same key and body again give the same answer");
 
-const fn read(path: &'static str, place: Place, reply: Reply, summary: &'static str) -> Route {
-    let (method, permission) = ("GET", Permission::Read);
+const fn read(
+    role: Role,
+    path: &'static str,
+    place: Place,
+    reply: Reply,
+    summary: &'static str,
+) -> Route {
+    let method = "GET";
     let (body, task, query, headers): (_, _, &[_], &[_]) = (None, None, &[], &[]);
-    Route { method, path, summary, permission, place, body, reply, task, query, headers }
+    Route { method, path, summary, role, place, body, reply, task, query, headers }
 }
 
-const fn manage(
+const fn change(
+    role: Role,
     method: &'static str,
     path: &'static str,
     place: Place,
@@ -128,7 +151,7 @@ const fn manage(
     reply: Reply,
     summary: &'static str,
 ) -> Route {
-    Route { method, permission: Permission::Manage, body, ..read(path, place, reply, summary) }
+    Route { method, body, ..read(role, path, place, reply, summary) }
 }
 
 impl Route {
@@ -182,6 +205,7 @@ impl Route {
 
 use Place::{All, Any, Asked, Holder, Named};
 use Reply::{Item, List, Nothing};
+use Role::{Admin, Operator, Viewer};
 
 macro_rules! operations {
     ($($op:ident: $route:expr;)*) => {
@@ -207,10 +231,17 @@ macro_rules! operations {
 }
 
 operations! {
-    StatusShow: read("/status", All, Item("Status"), "Health, space, load and resync at a glance")
+    StatusShow: read(
+        Viewer,
+        "/status",
+        All,
+        Item("Status"),
+        "Health, space, load and resync at a glance",
+    )
         .query(&["scope"]);
-    ClusterShow: read("/cluster", Asked, Item("Cluster"), "The cluster and its settings");
-    ClusterPatch: manage(
+    ClusterShow: read(Viewer, "/cluster", Asked, Item("Cluster"), "The cluster and its settings");
+    ClusterPatch: change(
+        Admin,
         "PATCH",
         "/cluster",
         Any,
@@ -218,11 +249,12 @@ operations! {
         Item("Cluster"),
         "Change the settings of the cluster",
     );
-    HealthShow: read("/health", All, Item("Health"), "Every check that did not pass")
+    HealthShow: read(Viewer, "/health", All, Item("Health"), "Every check that did not pass")
         .query(&["scope"]);
-    HostList: read("/hosts", All, List("Host"), "Hosts").query(&["scope"]);
-    HostShow: read("/hosts/{host}", All, Item("Host"), "One host");
-    HostRemove: manage(
+    HostList: read(Viewer, "/hosts", All, List("Host"), "Hosts").query(&["scope"]);
+    HostShow: read(Viewer, "/hosts/{host}", All, Item("Host"), "One host");
+    HostRemove: change(
+        Admin,
         "DELETE",
         "/hosts/{host}",
         Any,
@@ -232,12 +264,14 @@ operations! {
     )
     .query(&["lost"]);
     DiskList: read(
+        Viewer,
         "/hosts/{host}/disks",
         Named("host"),
         List("Disk"),
         "Disks a host is configured to use",
     );
-    DiskWipe: manage(
+    DiskWipe: change(
+        Admin,
         "POST",
         "/hosts/{host}/disks:wipe",
         Named("host"),
@@ -245,9 +279,10 @@ operations! {
         Item("DiskWipe"),
         "Erase what a disk holds; a disk of a running group is refused",
     );
-    GroupList: read("/groups", All, List("Group"), "Disk groups").query(&["scope"]);
-    GroupShow: read("/groups/{group}", All, Item("Group"), "One disk group");
-    GroupCreate: manage(
+    GroupList: read(Viewer, "/groups", All, List("Group"), "Disk groups").query(&["scope"]);
+    GroupShow: read(Viewer, "/groups/{group}", All, Item("Group"), "One disk group");
+    GroupCreate: change(
+        Admin,
         "POST",
         "/groups",
         Named("host"),
@@ -255,9 +290,10 @@ operations! {
         Item("Group"),
         "Label empty disks and start a disk group on them",
     );
-    PolicyList: read("/policies", Any, List("Policy"), "Storage policies");
-    PolicyShow: read("/policies/{policy}", Any, Item("Policy"), "One storage policy");
-    PolicyCreate: manage(
+    PolicyList: read(Viewer, "/policies", Any, List("Policy"), "Storage policies");
+    PolicyShow: read(Viewer, "/policies/{policy}", Any, Item("Policy"), "One storage policy");
+    PolicyCreate: change(
+        Admin,
         "POST",
         "/policies",
         Any,
@@ -265,7 +301,8 @@ operations! {
         Item("Policy"),
         "Create a storage policy",
     );
-    PolicyDelete: manage(
+    PolicyDelete: change(
+        Admin,
         "DELETE",
         "/policies/{policy}",
         Any,
@@ -273,7 +310,8 @@ operations! {
         Nothing,
         "Delete a storage policy that no volume uses",
     );
-    PolicyCheck: manage(
+    PolicyCheck: change(
+        Operator,
         "POST",
         "/policies/{policy}:check",
         Any,
@@ -281,9 +319,10 @@ operations! {
         Item("PolicyCheck"),
         "Whether a volume of that size could be placed now, and why not",
     );
-    VolumeList: read("/volumes", All, List("Volume"), "Volumes").query(&["scope"]);
-    VolumeShow: read("/volumes/{volume}", All, Item("Volume"), "One volume");
-    VolumeCreate: manage(
+    VolumeList: read(Viewer, "/volumes", All, List("Volume"), "Volumes").query(&["scope"]);
+    VolumeShow: read(Viewer, "/volumes/{volume}", All, Item("Volume"), "One volume");
+    VolumeCreate: change(
+        Operator,
         "POST",
         "/volumes",
         Any,
@@ -292,7 +331,8 @@ operations! {
         "Create a thin volume; repeatable with `Idempotency-Key`",
     )
     .headers(&[IDEMPOTENCY_KEY]);
-    VolumePatch: manage(
+    VolumePatch: change(
+        Operator,
         "PATCH",
         "/volumes/{volume}",
         All,
@@ -301,7 +341,8 @@ operations! {
         "Change a volume; `If-Match` refuses when it has changed",
     )
     .headers(&[IF_MATCH]);
-    VolumeResize: manage(
+    VolumeResize: change(
+        Operator,
         "POST",
         "/volumes/{volume}:resize",
         All,
@@ -310,7 +351,8 @@ operations! {
         "Grow a volume, or shrink one that nobody uses",
     )
     .headers(&[IF_MATCH]);
-    VolumeDelete: manage(
+    VolumeDelete: change(
+        Operator,
         "DELETE",
         "/volumes/{volume}",
         Any,
@@ -320,7 +362,8 @@ operations! {
     )
     .query(&["force"])
     .headers(&[IF_MATCH]);
-    VolumeLock: manage(
+    VolumeLock: change(
+        Operator,
         "POST",
         "/volumes/{volume}/lock",
         Asked,
@@ -328,7 +371,8 @@ operations! {
         Item("VolumeLock"),
         "Empty a volume that nobody uses, and have it to oneself for an import",
     );
-    VolumeUnlock: manage(
+    VolumeUnlock: change(
+        Operator,
         "DELETE",
         "/volumes/{volume}/lock",
         Asked,
@@ -338,14 +382,16 @@ operations! {
     )
     .query(&["token"]);
     VolumePlacement: read(
+        Viewer,
         "/volumes/{volume}/placement",
         Any,
         Item("Placement"),
         "Where a volume is, and why",
     );
-    ResyncShow: read("/resync", All, Item("Resync"), "What is being brought up to date")
+    ResyncShow: read(Viewer, "/resync", All, Item("Resync"), "What is being brought up to date")
         .query(&["scope"]);
-    ResyncPatch: manage(
+    ResyncPatch: change(
+        Operator,
         "PATCH",
         "/resync",
         All,
@@ -353,8 +399,15 @@ operations! {
         Item("Resync"),
         "Pause, resume or limit resync",
     );
-    ScrubList: read("/scrubs", All, List("Scrub"), "Scrubs of all disk groups").query(&["scope"]);
-    ScrubStart: manage(
+    ScrubList: read(
+        Viewer,
+        "/scrubs",
+        All,
+        List("Scrub"),
+        "Scrubs of all disk groups",
+    ).query(&["scope"]);
+    ScrubStart: change(
+        Operator,
         "POST",
         "/scrubs",
         Holder("group"),
@@ -364,25 +417,53 @@ operations! {
     )
     .query(&["scope"])
     .begins("scrub");
-    ScrubStop: manage("DELETE", "/scrubs", Holder("group"), None, List("Scrub"), "Stop scrubs")
+    ScrubStop: change(
+        Operator,
+        "DELETE",
+        "/scrubs",
+        Holder("group"),
+        None,
+        List("Scrub"),
+        "Stop scrubs",
+    )
         .query(&["scope", "group"]);
-    TaskList: read("/tasks", All, List("Task"), "Work that outlasts its request")
+    TaskList: read(Viewer, "/tasks", All, List("Task"), "Work that outlasts its request")
         .query(&["scope"]);
-    TaskShow: read("/tasks/{task}", All, Item("Task"), "One task");
-    EventList: read("/events", All, List("Event"), "What has happened, the oldest first")
+    TaskShow: read(Viewer, "/tasks/{task}", All, Item("Task"), "One task");
+    EventList: read(Viewer, "/events", All, List("Event"), "What has happened, the oldest first")
         .query(&["scope", "follow", "since"]);
-    SessionList: read("/sessions", All, List("Session"), "Clients of volumes")
+    SessionList: read(Viewer, "/sessions", All, List("Session"), "Clients of volumes")
         .query(&["scope", "volume"]);
     ProfileList: read(
+        Viewer,
         "/profiles",
         All,
         List("Profile"),
         "How long the stages of I/O took, by host",
     )
     .query(&["scope"]);
+    TokenList: read(Admin, "/tokens", Any, List("Token"), "Tokens, without their secrets");
+    TokenCreate: change(
+        Admin,
+        "POST",
+        "/tokens",
+        Any,
+        Some("TokenCreate"),
+        Item("TokenMade"),
+        "Make a token; its secret is in the answer, and never shown again",
+    );
+    TokenRemove: change(
+        Admin,
+        "DELETE",
+        "/tokens/{token}",
+        Any,
+        None,
+        Nothing,
+        "Remove a token: from now on it is refused",
+    );
 }
 
-/// A page for machines, of the host that is asked: whoever may [`Permission::Read`] reads it.
+/// A page for machines, of the host that is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Page {
     /// The OpenAPI document.
@@ -395,26 +476,36 @@ pub enum Page {
     Metrics,
 }
 
-/// Every page, by its path; one may have several.
-pub const PAGES: &[(&str, Page)] = &[
-    ("/openapi.json", Page::OpenApi),
-    ("/api/v1/openapi.json", Page::OpenApi),
-    ("/healthz", Page::Healthz),
-    ("/readyz", Page::Readyz),
-    ("/metrics", Page::Metrics),
+/// Every page, by its path, with the least role of who may read it; none: everybody. One may have
+/// several paths.
+pub const PAGES: &[(&str, Page, Option<Role>)] = &[
+    ("/openapi.json", Page::OpenApi, Some(Viewer)),
+    ("/api/v1/openapi.json", Page::OpenApi, Some(Viewer)),
+    ("/healthz", Page::Healthz, None),
+    ("/readyz", Page::Readyz, None),
+    ("/metrics", Page::Metrics, Some(Viewer)),
 ];
 
 impl Page {
     /// The first of its paths.
     pub fn path(self) -> &'static str {
-        let of_it = PAGES.iter().find(|(_, page)| *page == self);
-        of_it.expect("every page has a path").0
+        self.line().0
+    }
+
+    /// The least role of who may read it; none: everybody.
+    pub fn role(self) -> Option<Role> {
+        self.line().2
+    }
+
+    fn line(self) -> (&'static str, Self, Option<Role>) {
+        let of_it = PAGES.iter().find(|(_, page, _)| *page == self);
+        *of_it.expect("every page has a path")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Op, PAGES, Page, Permission, Place, QUERY};
+    use super::{Op, PAGES, Page, Place, QUERY, Role};
     use std::collections::BTreeSet;
 
     #[test]
@@ -447,18 +538,84 @@ mod tests {
             assert!(!route.summary.ends_with('.') && route.path.starts_with('/'));
         }
         for page in [Page::OpenApi, Page::Healthz, Page::Readyz, Page::Metrics] {
-            assert!(PAGES.contains(&(page.path(), page)));
+            assert!(PAGES.contains(&(page.path(), page, page.role())));
         }
     }
 
-    /// What a browser or a proxy repeats unasked changes nothing, and what changes something is
-    /// not for everybody.
+    /// Who may, line by line: a new line is to be added here on purpose. What a browser or a proxy
+    /// repeats unasked changes nothing, and what changes something is not for everybody.
     #[test]
-    fn what_is_not_a_get_needs_more_than_to_read() {
-        for op in Op::ALL {
-            let wanted = if op.route().is_change() { Permission::Manage } else { Permission::Read };
-            assert_eq!(op.route().permission, wanted, "{op:?}");
+    fn every_route_has_the_role_that_was_meant_for_it() {
+        use Op::*;
+        let admin = [
+            ClusterPatch,
+            HostRemove,
+            DiskWipe,
+            GroupCreate,
+            PolicyCreate,
+            PolicyDelete,
+            TokenList,
+            TokenCreate,
+            TokenRemove,
+        ];
+        let operator = [
+            PolicyCheck,
+            VolumeCreate,
+            VolumePatch,
+            VolumeResize,
+            VolumeDelete,
+            VolumeLock,
+            VolumeUnlock,
+            ResyncPatch,
+            ScrubStart,
+            ScrubStop,
+        ];
+        let viewer = [
+            StatusShow,
+            ClusterShow,
+            HealthShow,
+            HostList,
+            HostShow,
+            DiskList,
+            GroupList,
+            GroupShow,
+            PolicyList,
+            PolicyShow,
+            VolumeList,
+            VolumeShow,
+            VolumePlacement,
+            ResyncShow,
+            ScrubList,
+            TaskList,
+            TaskShow,
+            EventList,
+            SessionList,
+            ProfileList,
+        ];
+        let all = [(Role::Admin, &admin[..]), (Role::Operator, &operator), (Role::Viewer, &viewer)];
+        let mut seen = BTreeSet::new();
+        for (role, op) in all.iter().flat_map(|(role, ops)| ops.iter().map(move |op| (*role, *op)))
+        {
+            assert_eq!(op.route().role, role, "{op:?}");
+            assert!(seen.insert(op), "{op:?} twice");
+            assert!(!op.route().is_change() || role > Role::Viewer, "{op:?}");
             assert!(op.route().task.is_none() || op.route().is_change(), "{op:?}");
+        }
+        assert_eq!(seen, Op::ALL.iter().copied().collect(), "an operation without a rule");
+        for &(path, page, role) in PAGES {
+            let wanted = match page {
+                Page::Healthz | Page::Readyz => None,
+                Page::OpenApi | Page::Metrics => Some(Role::Viewer),
+            };
+            assert_eq!((role, page.role()), (wanted, wanted), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_role_may_what_those_before_it_may() {
+        assert!(Role::ALL.is_sorted());
+        for role in Role::ALL {
+            assert_eq!(serde_json::to_value(role).unwrap(), role.name());
         }
     }
 

@@ -5,8 +5,10 @@
 //! them. Fields are only ever added.
 
 use crate::envelope::Named;
+use crate::routes::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use utoipa::ToSchema;
 
 macro_rules! named {
@@ -34,6 +36,8 @@ named!(
     Event,
     Session,
     Profile,
+    Token,
+    TokenMade,
 );
 
 /// A cluster on one screen.
@@ -901,4 +905,50 @@ pub struct ProfileBucket {
     pub below_ns: Option<u64>,
     /// How many.
     pub count: u64,
+}
+
+/// A token: who may ask over TLS, and as what. Its secret is shown to nobody.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Token {
+    /// Unique.
+    pub name: String,
+    /// What its holder may do.
+    pub role: Role,
+    /// When it was made.
+    pub created: String,
+    /// From when on it is refused; absent: it does not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    /// Whether that time has come.
+    pub expired: bool,
+}
+
+/// A token that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenCreate {
+    /// Unique: letters, digits, '.', '_' and '-'.
+    pub name: String,
+    /// What its holder may do.
+    pub role: Role,
+    /// For how many seconds it is good, 1 to 3,155,760,000 (100 years); absent: it does not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid_s: Option<u64>,
+}
+
+/// A token that was made.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenMade {
+    /// What it is.
+    pub token: Token,
+    /// The secret: it is told this once. Absent: nothing was made (`dry_run`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+impl fmt::Debug for TokenMade {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenMade").field("token", &self.token).finish_non_exhaustive()
+    }
 }

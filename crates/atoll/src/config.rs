@@ -41,6 +41,9 @@ const PREFIX: &str = "ATOLL_";
 pub const OTHER_VARIABLES: &[&str] = &[
     "ATOLL_ENDPOINT",
     "ATOLL_TIMEOUT",
+    "ATOLL_CA",
+    "ATOLL_TOKEN",
+    "ATOLL_TOKEN_FILE",
     "ATOLL_BIN",
     "ATOLL_DISK_MIB",
     "ATOLL_GUEST",
@@ -147,7 +150,12 @@ pub const KEYS: &[Key] = &[
         "Threads that serve disk groups and volumes; 0: one for each group, at most one for each \
          core, and one if there are fewer than 4 cores",
     ),
-    key("network.api", Kind::Address, "127.0.0.1:8460", "REST and metrics over TCP; empty: none"),
+    key(
+        "network.api",
+        Kind::Address,
+        "127.0.0.1:8460",
+        "REST and metrics over TCP, with tls inside TLS and with tokens; empty: none",
+    ),
     key(
         "network.api_names",
         Kind::Names,
@@ -158,7 +166,7 @@ pub const KEYS: &[Key] = &[
         "network.api_writable",
         Kind::Flag,
         "false",
-        "Whoever can reach api may change and delete everything; false: over TCP it only reads",
+        "Without tls, whoever can reach api may change and delete everything; false: it only reads",
     ),
     key("network.api_socket", Kind::Socket, "/run/atoll/api.sock", "REST over a Unix socket"),
     key("network.peer", Kind::Addresses, "127.0.0.1:8461", "Where other hosts reach this one"),
@@ -166,14 +174,15 @@ pub const KEYS: &[Key] = &[
         "network.tls",
         Kind::Flag,
         "true",
-        "TLS between hosts, with the certificate in data_dir/trust; false: hosts believe anybody",
+        "TLS between hosts and of api, with the certificate in data_dir/trust; false: hosts \
+         believe anybody",
     ),
     key(
         "network.allow_unprotected",
         Kind::Flag,
         "false",
-        "Let api and nbd.tcp listen beyond loopback, though they are not encrypted; without tls, \
-         peer too",
+        "Let nbd.tcp listen beyond loopback, though it is not encrypted; without tls, api and peer \
+         too",
     ),
     key(
         "directory.kind",
@@ -573,9 +582,9 @@ impl Reader {
         atoll_api::name::check("fault domain", &fault_domain)
             .map_err(|why| bad(format!("{}: {why}", self.place("host.fault_domain"))))?;
         let open = self.flag("network.allow_unprotected");
-        let api = self.address("network.api", open)?;
-        let nbd_tcp = self.address("frontends.nbd.tcp", open)?;
         let tls = self.flag("network.tls");
+        let api = self.address("network.api", open || tls)?;
+        let nbd_tcp = self.address("frontends.nbd.tcp", open)?;
         let peers = self.addresses("network.peer", open || tls)?;
         self.check_taken_twice(api, nbd_tcp, &peers)?;
         let api_socket = self.socket("network.api_socket");
@@ -746,7 +755,7 @@ impl Reader {
         }
         let place = self.place(path);
         let (why, way_out) = match path {
-            "network.peer" => ("network.tls is false", "network.tls = true"),
+            "network.peer" | "network.api" => ("network.tls is false", "network.tls = true"),
             _ => ("is neither encrypted nor authenticated", "network.allow_unprotected = true"),
         };
         Err(bad(format!(
@@ -1258,9 +1267,15 @@ mod tests {
             "accepted: a list of addresses with ports, [\"127.0.0.1:8461\"]",
         ),
         (
-            "[network]\napi = \"0.0.0.0:8460\"\n",
-            "atoll.toml:2: network.api = 0.0.0.0:8460 can be reached from other machines, and is \
-             neither encrypted nor authenticated",
+            "[network]\napi = \"0.0.0.0:8460\"\ntls = false\n",
+            "atoll.toml:2: network.api = 0.0.0.0:8460 can be reached from other machines, and \
+             network.tls is false",
+            "use a loopback address, or set network.tls = true",
+        ),
+        (
+            "[frontends.nbd]\ntcp = \"0.0.0.0:10809\"\n",
+            "atoll.toml:2: frontends.nbd.tcp = 0.0.0.0:10809 can be reached from other machines, \
+             and is neither encrypted nor authenticated",
             "use a loopback address, or set network.allow_unprotected = true",
         ),
         (

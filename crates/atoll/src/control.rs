@@ -7,11 +7,12 @@
 
 use atoll_api::Problem;
 use atoll_api::envelope::Missing;
+use atoll_api::routes::Role;
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health,
     Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
-    ScrubStart, Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
-    VolumePatch,
+    ScrubStart, Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock,
+    VolumeLockRequest, VolumePatch,
 };
 use atoll_format::id::HostId;
 use atoll_node::EventMark;
@@ -128,6 +129,15 @@ impl<T> Told<T> {
     }
 }
 
+/// Who asks: what was proved of him by the way that he came.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Name of his token; none: he has shown none, and the way that he came says what he may.
+    pub token: Option<String>,
+    /// What he may do.
+    pub role: Role,
+}
+
 /// What an operation returns.
 type ControlResult<T> = Result<T, Problem>;
 /// Collected from several hosts, unless the scope is the local one.
@@ -140,6 +150,13 @@ pub trait Control: Clone + Send + Sync + 'static {
     fn unix_ms(&self) -> u64;
     /// Whether this host serves volumes now; if not, why.
     fn ready(&self) -> impl Future<Output = Result<(), String>> + Send;
+    /// Whose token that is, by its hash.
+    ///
+    /// # Errors
+    /// [`Code::NotAuthenticated`](atoll_api::Code::NotAuthenticated): nobody's, or it has expired.
+    fn caller(&self, sha256: String) -> impl Future<Output = ControlResult<Caller>> + Send;
+    /// Tells that somebody was refused, in a sentence.
+    fn refused(&self, message: String) -> impl Future<Output = ()> + Send;
     /// Numbers for Prometheus, of this host alone.
     fn metrics(&self) -> impl Future<Output = ControlResult<Vec<Sample>>> + Send;
 
@@ -258,4 +275,17 @@ pub trait Control: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Collected<Vec<Session>>> + Send;
     /// Of every host of the cluster, those included that did not tell.
     fn profiles(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Profile>>> + Send;
+    fn tokens(&self) -> impl Future<Output = ControlResult<Vec<Token>>> + Send;
+    /// Makes a token that is known by that hash.
+    fn token_create(
+        &self,
+        request: TokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Token>> + Send;
+    fn token_remove(
+        &self,
+        name: &str,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<()>> + Send;
 }

@@ -54,6 +54,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     };
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
     let listeners = listeners.at_most(shares.api);
+    let tls = trust.as_ref().map(|trust| trust.tls().clone());
     let plan = Plan::new(config.clone(), trust, shards, shares.nbd);
     let (near, handle) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
@@ -77,6 +78,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     let access = Access {
         names: config.api_names.clone(),
         writable: config.api_writable,
+        tls,
         socket: config.api_socket.clone(),
     };
     let mut rest = std::pin::pin!(listeners.serve(control, access, stop));

@@ -2,6 +2,7 @@
 
 use super::out::{Color, Format};
 use atoll_api::Endpoint;
+use atoll_api::routes::Role;
 use atoll_format::id::{ClusterId, HostId};
 use atoll_format::units::parse_size;
 use atoll_sim::fault::FaultKind;
@@ -40,9 +41,16 @@ pub struct Globals {
     /// Print tables without their titles
     #[arg(short = 'H', long, global = true)]
     pub no_header: bool,
-    /// The daemon to ask: unix:///path (a URI: %20 is a blank), /path or http://host:port
+    /// The daemon to ask: unix:///path (a URI: %20 is a blank), /path, https://host:port or
+    /// http://host:port
     #[arg(long, global = true, env = "ATOLL_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: Endpoint,
+    /// Over https://, who has signed the certificates of hosts that are believed: authority.crt
+    #[arg(long, global = true, value_name = "FILE", env = "ATOLL_CA")]
+    pub ca: Option<PathBuf>,
+    /// Over https://, the file with the token to show there; without it, ATOLL_TOKEN holds it
+    #[arg(long, global = true, value_name = "FILE", env = "ATOLL_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
     /// Seconds to wait for an answer
     #[arg(long, global = true, env = "ATOLL_TIMEOUT", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -115,6 +123,9 @@ pub enum Command {
     /// Clients of volumes
     #[command(subcommand)]
     Session(Session),
+    /// Who may ask the hosts over a network
+    #[command(subcommand)]
+    Token(Token),
     /// For the day something is wrong
     #[command(subcommand)]
     Support(Support),
@@ -606,6 +617,54 @@ pub enum Volume {
         /// Its name
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Token {
+    /// Make a token, and print its secret: once, never again
+    #[command(after_help = "Example: atoll token create --name ci --role operator --expires 90d")]
+    Create {
+        /// Its name: whose it is, and what for
+        #[arg(long)]
+        name: String,
+        /// What its holder may do
+        #[arg(long, value_enum)]
+        role: RoleName,
+        /// For how long it is good: 12h, 90d; without it, until it is removed
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        expires: Option<Duration>,
+    },
+    /// List tokens, without their secrets
+    #[command(after_help = "Example: atoll token list")]
+    List,
+    /// Remove a token: from now on it is refused
+    #[command(after_help = "Example: atoll token remove ci")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// What the holder of a token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleName {
+    /// Looks.
+    Viewer,
+    /// Also what daily work is: volumes, resync, scrubs.
+    Operator,
+    /// Everything: also disks, policies, settings of the cluster, tokens.
+    Admin,
+}
+
+impl RoleName {
+    /// In the words of the interface.
+    pub fn role(self) -> Role {
+        match self {
+            Self::Viewer => Role::Viewer,
+            Self::Operator => Role::Operator,
+            Self::Admin => Role::Admin,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -3,7 +3,7 @@
 use super::args::Cli;
 use super::args::{
     Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Prepare, Resync, Scrub,
-    Session, Status, Support, Task, Top, TopOf, Volume,
+    Session, Status, Support, Task, Token, Top, TopOf, Volume,
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
@@ -89,6 +89,7 @@ pub async fn run(context: &Context, command: Command) -> Run {
             let list: List<types::Session> = context.list(call).await?;
             context.out.list(&list)
         }
+        Command::Token(token) => self::token(context, token).await,
         Command::Support(Support::Bundle(bundle)) => {
             crate::support::bundle(context, bundle.to, &bundle.config).await
         }
@@ -424,6 +425,38 @@ async fn policy(context: &Context, policy: Policy) -> Run {
                 },
             )?;
             if check.item.fits { Ok(()) } else { Err(Failure::Exit(Code::CannotPlace.exit())) }
+        }
+    }
+}
+
+async fn token(context: &Context, token: Token) -> Run {
+    match token {
+        Token::List => {
+            let list: List<types::Token> = context.list(ask(Op::TokenList)).await?;
+            context.out.list(&list)
+        }
+        Token::Create { name, role, expires } => {
+            checked("token", &name)?;
+            let valid_s = expires.map(|valid| valid.as_secs());
+            let request = types::TokenCreate { name, role: role.role(), valid_s };
+            let call = context.change(ask(Op::TokenCreate)).json(&request);
+            let made = context.item::<types::TokenMade>(call).await?;
+            let types::Token { name, role, expires, .. } = &made.item.token;
+            let until =
+                expires.as_ref().map_or("until it is removed".into(), |at| format!("until {at}"));
+            context
+                .say(&format!("token {name}, role {role}, {until}; its secret is not shown again"));
+            // Alone, so that it goes into a file as it is.
+            let secret = |made: &types::TokenMade| {
+                made.secret.as_ref().map_or_else(String::new, |secret| format!("{secret}\n"))
+            };
+            context.out.item(&made, |made| made.token.name.clone(), secret)
+        }
+        Token::Remove { name } => {
+            let call = Call::to(Op::TokenRemove, &[checked("token", &name)?]);
+            context.done(context.change(call)).await?;
+            context.say(&format!("token {name} removed"));
+            Ok(())
         }
     }
 }

@@ -61,7 +61,7 @@ impl Interrupt {
 impl Context {
     /// With `--curl`, shows the request instead of sending it; with `-v`, both.
     pub fn show(&self, call: &Call) -> Run {
-        let line = call.to_curl(self.client.endpoint());
+        let line = call.to_curl(&self.client);
         if self.globals.curl {
             self.out.data(&(line + "\n"))?;
             return Err(Failure::Exit(0));

@@ -4,6 +4,7 @@
 //! stderr, with the exit code of its kind; nothing panics, whatever the streams do; Ctrl-C ends
 //! every command with 130, and what was half done is undone or named.
 
+mod access;
 pub mod args;
 pub mod certificate;
 mod commands;
@@ -56,6 +57,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         };
         let timeout = Duration::from_secs(cli.globals.timeout);
         let client = Client::new(cli.globals.endpoint.clone(), timeout);
+        let client = access::with_access(client, &cli.globals, access::of_environment())?;
         let context = Context { client, out, globals: cli.globals, interrupt };
         dispatch(&context, cli.command).await
     });

@@ -5,7 +5,7 @@ use crate::machine::findings::Finding;
 use atoll_api::types::{
     Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, HostRemoval,
     HostRemovalState, Io, Level, Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub,
-    Session, Space, Status, Task, TaskState, Volume, VolumeState,
+    Session, Space, Status, Task, TaskState, Token, Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -418,6 +418,21 @@ impl Row for Policy {
             limit,
             format!("{} %", self.reserve_percent),
         ]
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Row for Token {
+    const HEAD: &'static [&'static str] = &["NAME", "ROLE", "CREATED", "EXPIRES"];
+    fn cells(&self) -> Vec<String> {
+        let expires = match &self.expires {
+            None => "never".into(),
+            Some(at) if self.expired => format!("expired {at}"),
+            Some(at) => at.clone(),
+        };
+        vec![self.name.clone(), self.role.to_string(), self.created.clone(), expires]
     }
     fn name(&self) -> String {
         self.name.clone()

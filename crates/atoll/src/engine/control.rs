@@ -5,11 +5,12 @@ use super::Engine;
 use super::host_request::HostRequest;
 use super::items::resync_item;
 use crate::bridge::Bridge;
-use crate::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
+use crate::control::{Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, Host,
     HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
-    Session, Status, Task, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
+    VolumePatch,
 };
 use atoll_api::{Code, Problem};
 use std::rc::Rc;
@@ -45,6 +46,15 @@ impl Control for EngineControl {
             Err(Problem::new(Code::Unavailable, "this host is not known to the cluster yet"))
         });
         ready.await.map_err(|problem| problem.detail)
+    }
+
+    async fn caller(&self, sha256: String) -> ControlResult<Caller> {
+        self.bridge.call(move |engine| async move { engine.caller(&sha256) }).await
+    }
+
+    async fn refused(&self, message: String) {
+        // A host that does not serve yet tells nobody.
+        let _ = self.bridge.call(|engine| async move { engine.refused(message) }).await;
     }
 
     async fn metrics(&self) -> ControlResult<Vec<Sample>> {
@@ -309,5 +319,29 @@ impl Control for EngineControl {
 
     async fn profiles(&self, scope: Scope) -> Collected<Vec<Profile>> {
         self.bridge.call(move |engine| async move { engine.all_profiles(&scope).await }).await
+    }
+
+    async fn tokens(&self) -> ControlResult<Vec<Token>> {
+        self.bridge.call(|engine| async move { engine.tokens().await }).await
+    }
+
+    async fn token_create(
+        &self,
+        request: TokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> ControlResult<Token> {
+        let create = move |engine: Rc<Engine>| async move {
+            engine.token_create(request, sha256, change.dry_run).await
+        };
+        self.bridge.call(create).await
+    }
+
+    async fn token_remove(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
+        let name = name.to_owned();
+        let remove = move |engine: Rc<Engine>| async move {
+            engine.token_remove(&name, change.dry_run).await
+        };
+        self.bridge.call(remove).await
     }
 }

@@ -23,6 +23,7 @@ mod profile;
 mod room;
 mod shard;
 mod shards;
+mod tokens;
 #[cfg(test)]
 mod two_releases;
 

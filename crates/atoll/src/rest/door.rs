@@ -3,15 +3,17 @@
 //!
 //! A name that is rebound to a loopback address leads a browser here, with a page of somebody
 //! else: such requests name that somebody in `Host` or `Origin`. Whoever may open the Unix socket
-//! manages the host; TCP knows nobody, and reads. What needs which permission is in the table of
-//! operations.
+//! is an admin; over TLS, a token says who somebody is; TCP without TLS knows nobody, and reads.
+//! Which role may what is in the table of operations.
 //!
 //! Invariants: every request is checked, whatever its path; a request that is refused has done
 //! nothing.
 
+use crate::control::Caller;
 use atoll_api::name::show;
-use atoll_api::routes::Permission;
+use atoll_api::routes::Role;
 use atoll_api::{Code, Problem};
+use atoll_trust::{PeerTls, TokenSecret};
 use hyper::Request;
 use hyper::header::{self, HeaderMap, HeaderName};
 use std::net::{IpAddr, SocketAddr};
@@ -22,8 +24,10 @@ use std::path::PathBuf;
 pub struct Access {
     /// Names, with or without a port, by which it is reached besides its address and `localhost`.
     pub names: Vec<String>,
-    /// Changes are taken over TCP too.
+    /// Changes are taken over TCP too, where that has no TLS.
     pub writable: bool,
+    /// TCP has TLS, and asks for tokens.
+    pub tls: Option<PeerTls>,
     /// Where changes are taken otherwise, for hints.
     pub socket: Option<PathBuf>,
 }
@@ -33,33 +37,75 @@ pub struct Access {
 pub enum Door {
     /// The Unix socket.
     Unix,
-    /// TCP: where the server listens, and where this client reached it.
-    Tcp { bound: SocketAddr, local: SocketAddr },
+    /// TCP: where the server listens, where this client reached it, and from where.
+    Tcp { bound: SocketAddr, local: SocketAddr, peer: IpAddr },
 }
 
 /// Said of what no page of ours sends.
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-impl Door {
-    /// Whether who comes this way has that permission.
-    fn permits(self, access: &Access, needed: Permission) -> bool {
-        match (self, needed) {
-            (Self::Unix, _) | (Self::Tcp { .. }, Permission::Read) => true,
-            (Self::Tcp { .. }, Permission::Manage) => access.writable,
-        }
-    }
+/// What a request says of who sends it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Nothing is needed: the way that it came says what it may.
+    Way(Caller),
+    /// A token, and the address that it came from.
+    Token(TokenSecret, IpAddr),
+    /// A token is needed, and there is none.
+    Nothing,
+    /// What is no token at all, and the address that it came from.
+    NoToken(IpAddr),
 }
 
-/// Refuses a request that its connection does not entitle to.
+/// What a request shows of who sends it.
 ///
 /// # Errors
-/// [`Code::ForeignOrigin`], [`Code::NotPermitted`], [`Code::BadRequest`].
-pub fn check<B>(
-    door: Door,
-    access: &Access,
-    needed: Permission,
-    request: &Request<B>,
-) -> Result<(), Problem> {
+/// [`Code::BadRequest`]: several tokens.
+pub fn shown(door: Door, access: &Access, headers: &HeaderMap) -> Result<Shown, Problem> {
+    let way = |role| Ok(Shown::Way(Caller { token: None, role }));
+    let peer = match door {
+        Door::Unix => return way(Role::Admin),
+        Door::Tcp { .. } if access.tls.is_none() => {
+            return way(if access.writable { Role::Admin } else { Role::Viewer });
+        }
+        Door::Tcp { peer, .. } => peer,
+    };
+    let Some(value) = only(headers, header::AUTHORIZATION)? else { return Ok(Shown::Nothing) };
+    let bearer = value.split_once(' ').filter(|(way, _)| way.eq_ignore_ascii_case("bearer"));
+    let token = bearer.and_then(|(_, token)| TokenSecret::read(token.trim()));
+    Ok(token.map_or(Shown::NoToken(peer), |token| Shown::Token(token, peer)))
+}
+
+/// Refuses a caller whose role is too low.
+///
+/// # Errors
+/// [`Code::NotPermitted`] says which role is needed.
+pub fn permit(caller: &Caller, needed: Role, access: &Access) -> Result<(), Problem> {
+    if caller.role >= needed {
+        return Ok(());
+    }
+    let Some(token) = &caller.token else {
+        let socket = access.socket.as_ref();
+        let way = socket.map(|path| format!("use --endpoint unix://{}; ", path.display()));
+        return Err(Problem::new(
+            Code::NotPermitted,
+            "over TCP without TLS this host is only read: nobody is authenticated there",
+        )
+        .hint(format!(
+            "{}network.api_writable = true lets everybody who reaches network.api change things",
+            way.unwrap_or_default()
+        )));
+    };
+    let detail = format!("this needs role {needed}, and token {token} has role {}", caller.role);
+    Err(Problem::new(Code::NotPermitted, detail)
+        .hint(format!("use a token with role {needed}; 'atoll token create' makes one")))
+}
+
+/// Refuses a request that a page of somebody else may have sent, or that is for another server.
+///
+/// # Errors
+/// [`Code::ForeignOrigin`], [`Code::BadRequest`].
+pub fn check<B>(door: Door, access: &Access, request: &Request<B>) -> Result<(), Problem> {
     let headers = request.headers();
     let host = only(headers, header::HOST)?;
     let target = request.uri().authority().map(|authority| authority.as_str());
@@ -83,18 +129,6 @@ pub fn check<B>(
     {
         let detail = format!("a page of another site sends this ({SITE}: {})", show(site));
         return Err(Problem::new(Code::ForeignOrigin, detail));
-    }
-    if !door.permits(access, needed) {
-        let socket = access.socket.as_ref();
-        let way = socket.map(|path| format!("use --endpoint unix://{}; ", path.display()));
-        return Err(Problem::new(
-            Code::NotPermitted,
-            "over TCP this host is only read: nobody is authenticated there",
-        )
-        .hint(format!(
-            "{}network.api_writable = true lets everybody who reaches network.api change things",
-            way.unwrap_or_default()
-        )));
     }
     Ok(())
 }
@@ -123,15 +157,16 @@ fn foreign(door: Door, name: &str) -> Problem {
 /// Whether `name` (`host` or `host:port`) means this interface.
 fn is_ours(door: Door, access: &Access, name: &str) -> bool {
     let (host, port) = split(name);
+    let default = if access.tls.is_some() { 443 } else { 80 };
     let port_fits = || match door {
         Door::Unix => true,
-        Door::Tcp { bound, .. } => port.unwrap_or(80) == bound.port(),
+        Door::Tcp { bound, .. } => port.unwrap_or(default) == bound.port(),
     };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(ip) = bare.parse::<IpAddr>() {
         let known = match door {
             Door::Unix => ip.is_loopback(),
-            Door::Tcp { bound, local } => {
+            Door::Tcp { bound, local, .. } => {
                 ip.is_loopback() || ip == bound.ip() || ip == local.ip().to_canonical()
             }
         };
@@ -140,10 +175,15 @@ fn is_ours(door: Door, access: &Access, name: &str) -> bool {
     if host.eq_ignore_ascii_case("localhost") && port_fits() {
         return true;
     }
+    // Its certificate has this name, whatever leads here.
+    let of_cluster = access.tls.as_ref().map(PeerTls::name);
+    if of_cluster.is_some_and(|name| name.eq_ignore_ascii_case(host)) {
+        return true;
+    }
     access.names.iter().any(|known| {
         let (known_host, known_port) = split(known);
         let fits = match known_port {
-            Some(known_port) => port.unwrap_or(80) == known_port,
+            Some(known_port) => port.unwrap_or(default) == known_port,
             None => port_fits(),
         };
         known_host.eq_ignore_ascii_case(host) && fits
@@ -163,27 +203,34 @@ fn split(name: &str) -> (&str, Option<u16>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Access, Door, check};
+    use super::{Access, Door, Shown, check, permit, shown};
+    use crate::control::Caller;
     use atoll_api::Code;
-    use atoll_api::routes::Permission::{self, Manage, Read};
+    use atoll_api::routes::Role;
+    use atoll_format::id::{ClusterId, HostId};
+    use atoll_trust::{Authority, HOST_VALID_S, PeerTls, TokenSecret};
     use hyper::Request;
+    use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 
-    fn ask(
-        door: Door,
-        access: &Access,
-        needed: Permission,
-        headers: &[(&str, &str)],
-    ) -> Result<(), Code> {
+    fn ask(door: Door, access: &Access, headers: &[(&str, &str)]) -> Result<(), Code> {
         let mut request = Request::builder().uri("/api/v1/volumes");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        check(door, access, needed, &request).map_err(|problem| problem.code)
+        check(door, access, &request).map_err(|problem| problem.code)
     }
 
     fn tcp(bound: &str, local: &str) -> Door {
-        Door::Tcp { bound: bound.parse().unwrap(), local: local.parse().unwrap() }
+        let peer = "10.0.0.9".parse().unwrap();
+        Door::Tcp { bound: bound.parse().unwrap(), local: local.parse().unwrap(), peer }
+    }
+
+    fn with_tls() -> Access {
+        let now_s = || atoll_real::unix_ms() / 1000;
+        let authority = Authority::create(ClusterId(0xc), "test", now_s()).unwrap();
+        let host = authority.equip(HostId(1), now_s(), HOST_VALID_S).unwrap();
+        Access { tls: Some(PeerTls::new(&host).unwrap()), ..Access::default() }
     }
 
     #[test]
@@ -220,23 +267,43 @@ mod tests {
             (Door::Unix, "storage.lan", true),
             (Door::Unix, "evil.example", false),
         ] {
-            let answer = ask(door, &access, Read, &[("host", host)]);
+            let answer = ask(door, &access, &[("host", host)]);
             let want = if ours { Ok(()) } else { Err(Code::ForeignOrigin) };
             assert_eq!(answer, want, "{door:?} {host}");
         }
-        assert_eq!(ask(one, &access, Read, &[]), Err(Code::BadRequest));
-        assert_eq!(ask(Door::Unix, &access, Read, &[]), Ok(()));
+        assert_eq!(ask(one, &access, &[]), Err(Code::BadRequest));
+        assert_eq!(ask(Door::Unix, &access, &[]), Ok(()));
         let twice = [("host", "127.0.0.2:8460"), ("host", "evil.example")];
-        assert_eq!(ask(one, &access, Read, &twice), Err(Code::BadRequest));
+        assert_eq!(ask(one, &access, &twice), Err(Code::BadRequest));
         let request = Request::get("http://evil.example/api/v1/volumes");
         let request = request.header("host", "127.0.0.2:8460").body(()).unwrap();
-        assert_eq!(check(one, &access, Read, &request).unwrap_err().code, Code::ForeignOrigin);
+        assert_eq!(check(one, &access, &request).unwrap_err().code, Code::ForeignOrigin);
     }
 
     #[test]
-    fn pages_of_other_sites_are_refused_and_tcp_only_reads() {
+    fn over_tls_the_name_of_the_cluster_is_ours_by_any_port_and_443_is_the_default() {
+        let access = with_tls();
+        let door = tcp("10.0.0.1:443", "10.0.0.1:443");
+        let cluster = "000000000000000c.cluster.atoll.internal";
+        for (host, ours) in [
+            (cluster.to_owned(), true),
+            (format!("{cluster}:9000"), true),
+            (format!("x.{cluster}"), false),
+            ("10.0.0.1".into(), true),
+            ("10.0.0.1:80".into(), false),
+            ("000000000000000d.cluster.atoll.internal".into(), false),
+        ] {
+            let want = if ours { Ok(()) } else { Err(Code::ForeignOrigin) };
+            assert_eq!(ask(door, &access, &[("host", &host)]), want, "{host}");
+            let plain = ask(door, &Access::default(), &[("host", &host)]);
+            assert!(!host.contains(cluster) || plain == Err(Code::ForeignOrigin), "{host}");
+        }
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_refused() {
         let door = tcp("127.0.0.2:8460", "127.0.0.2:8460");
-        let (reads, writes) = (Access::default(), Access { writable: true, ..Access::default() });
+        let access = Access::default();
         let host = ("host", "127.0.0.2:8460");
         for (site, want) in [
             (("origin", "http://evil"), Err(Code::ForeignOrigin)),
@@ -246,14 +313,61 @@ mod tests {
             (("sec-fetch-site", "cross-site"), Err(Code::ForeignOrigin)),
             (("sec-fetch-site", "none"), Ok(())),
         ] {
-            for access in [&reads, &writes] {
-                assert_eq!(ask(door, access, Read, &[host, site]), want, "{site:?}");
-                assert_eq!(ask(Door::Unix, access, Read, &[host, site]), want, "{site:?}");
+            assert_eq!(ask(door, &access, &[host, site]), want, "{site:?}");
+            assert_eq!(ask(Door::Unix, &access, &[host, site]), want, "{site:?}");
+        }
+    }
+
+    #[test]
+    fn the_way_says_who_comes_and_over_tls_only_a_token_does() {
+        let door = tcp("127.0.0.2:8460", "127.0.0.2:8460");
+        let Door::Tcp { peer, .. } = door else { unreachable!() };
+        let (reads, writes) = (Access::default(), Access { writable: true, ..Access::default() });
+        let tls = Access { writable: true, ..with_tls() };
+        let text = format!("atoll_{}", "0123456789abcdef".repeat(4));
+        let token = TokenSecret::read(&text).unwrap();
+        let show = |door, access: &Access, values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+            }
+            shown(door, access, &headers).map_err(|problem| problem.code)
+        };
+        let way = |role| Ok(Shown::Way(Caller { token: None, role }));
+        let bearer = format!("Bearer {text}");
+        let nothing: &[&str] = &[];
+        for values in [nothing, &["Basic x"], &[bearer.as_str()]] {
+            assert_eq!(show(Door::Unix, &tls, values), way(Role::Admin));
+            assert_eq!(show(door, &reads, values), way(Role::Viewer));
+            assert_eq!(show(door, &writes, values), way(Role::Admin));
+        }
+        assert_eq!(show(door, &tls, &[]), Ok(Shown::Nothing));
+        for value in [bearer.clone(), format!("bearer  {text} "), format!("BEARER {text}")] {
+            assert_eq!(show(door, &tls, &[&value]), Ok(Shown::Token(token.clone(), peer)));
+        }
+        for bad in ["", "Bearer", "Bearer ", &text, "Basic cm9vdDo=", &format!("{bearer}0")] {
+            assert_eq!(show(door, &tls, &[bad]), Ok(Shown::NoToken(peer)), "{bad}");
+        }
+        assert_eq!(show(door, &tls, &[&bearer, &bearer]), Err(Code::BadRequest));
+    }
+
+    #[test]
+    fn a_role_that_is_too_low_is_refused_and_the_one_that_is_needed_named() {
+        let access = Access::default();
+        for role in Role::ALL {
+            for needed in Role::ALL {
+                for token in [None, Some("ci".to_owned())] {
+                    let named = token.is_some();
+                    let verdict = permit(&Caller { token, role }, needed, &access);
+                    let Err(problem) = verdict else {
+                        assert!(role >= needed);
+                        continue;
+                    };
+                    assert!(role < needed && problem.code == Code::NotPermitted);
+                    let wanted = format!("needs role {needed}, and token ci has role {role}");
+                    assert_eq!(problem.detail.contains(&wanted), named, "{problem}");
+                }
             }
         }
-        assert_eq!(ask(door, &reads, Manage, &[host]), Err(Code::NotPermitted));
-        assert_eq!(ask(door, &writes, Manage, &[host]), Ok(()));
-        assert_eq!(ask(Door::Unix, &reads, Manage, &[host]), Ok(()));
-        assert_eq!(ask(door, &reads, Read, &[host]), Ok(()));
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Invariants: a taken address is refused by name; a socket file that a crash has left is
 //! replaced, one that answers never; at most [`CONNECTIONS_MAX`](limits::CONNECTIONS_MAX)
-//! connections are served at once; on stop, requests in flight are finished for a while.
+//! connections are served at once, and never all of them for the network; on stop, requests in
+//! flight are finished for a while.
 
 use super::Rest;
 use super::door::{Access, Door};
 use super::guard::Guard;
 use crate::control::Control;
 use atoll_api::{Code, Problem, limits};
+use atoll_trust::PeerTls;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,9 +20,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, watch};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
 
 /// Of the sockets of a host: its group manages it.
 const SOCKET_MODE: u32 = 0o660;
@@ -28,6 +33,13 @@ const SOCKET_MODE: u32 = 0o660;
 const STOP_WAIT: Duration = Duration::from_secs(5);
 /// How long to rest when a connection cannot be accepted (no file descriptors).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// The first byte of a connection with TLS: of the record with its first message.
+const TLS_FIRST: u8 = 22;
+/// What is read of a request that came without TLS, so that its answer arrives.
+const PLAIN_MAX: u64 = 64 << 10;
+/// For how long.
+const PLAIN_WAIT: Duration = Duration::from_secs(1);
 
 /// Bound sockets, not served yet.
 #[derive(Debug)]
@@ -72,6 +84,8 @@ impl Listeners {
     pub async fn serve<C: Control>(self, control: C, access: Access, stop: watch::Receiver<bool>) {
         let rest = Arc::new(Rest::new(control, access, stop.clone()));
         let slots = Arc::new(Semaphore::new(self.connections));
+        // Whoever fills those of the network does not keep the administrator of the host out.
+        let of_network = Arc::new(Semaphore::new((self.connections * 3 / 4).max(1)));
         loop {
             let mut stopped = stop.clone();
             let slot = tokio::select! {
@@ -82,16 +96,27 @@ impl Listeners {
             let accepted = tokio::select! {
                 biased;
                 _ = stopped.wait_for(|stop| *stop) => break,
-                accepted = accept_tcp(self.tcp.as_ref()) => accepted,
                 accepted = accept_unix(self.unix.as_ref()) => accepted,
+                accepted = accept_tcp(self.tcp.as_ref(), &of_network) => accepted,
             };
             match accepted {
-                Ok((stream, door)) => {
+                Ok(Accepted { socket, door, of_network }) => {
                     let (rest, stop) = (rest.clone(), stop.clone());
                     // Ends with the connection, or soon after `stop`.
                     tokio::spawn(async move {
-                        connection(stream, door, rest, stop).await;
-                        drop(slot);
+                        let tls = rest.access.tls.as_ref().map(PeerTls::api);
+                        match (socket, tls) {
+                            (Socket::Unix(stream), _) => connection(stream, door, rest, stop).await,
+                            (Socket::Tcp(stream), None) => {
+                                connection(stream, door, rest, stop).await;
+                            }
+                            (Socket::Tcp(stream), Some(tls)) => {
+                                if let Some(stream) = secure(stream, tls).await {
+                                    connection(stream, door, rest, stop).await;
+                                }
+                            }
+                        }
+                        drop((slot, of_network));
                     });
                 }
                 Err(e) => {
@@ -110,32 +135,81 @@ impl Listeners {
     }
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
 
-type Accepted = io::Result<(Box<dyn Stream>, Door)>;
+/// A connection, and its place among those of the network.
+struct Accepted {
+    socket: Socket,
+    door: Door,
+    of_network: Option<OwnedSemaphorePermit>,
+}
 
-async fn accept_tcp(listener: Option<&TcpListener>) -> Accepted {
-    match listener {
-        Some(listener) => {
-            let (stream, _) = listener.accept().await?;
-            let _ = stream.set_nodelay(true);
-            let (bound, local) = (listener.local_addr()?, stream.local_addr()?);
-            Ok((Box::new(stream), Door::Tcp { bound, local }))
+async fn accept_tcp(
+    listener: Option<&TcpListener>,
+    places: &Arc<Semaphore>,
+) -> io::Result<Accepted> {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let place = places.clone().acquire_owned().await.expect("never closed");
+    let (stream, peer) = listener.accept().await?;
+    let _ = stream.set_nodelay(true);
+    let (bound, local) = (listener.local_addr()?, stream.local_addr()?);
+    let door = Door::Tcp { bound, local, peer: peer.ip().to_canonical() };
+    Ok(Accepted { socket: Socket::Tcp(stream), door, of_network: Some(place) })
+}
+
+async fn accept_unix(listener: Option<&(UnixListener, PathBuf)>) -> io::Result<Accepted> {
+    let Some((listener, _)) = listener else { return std::future::pending().await };
+    let (stream, _) = listener.accept().await?;
+    Ok(Accepted { socket: Socket::Unix(stream), door: Door::Unix, of_network: None })
+}
+
+/// The connection inside TLS; none if the other end speaks none, or goes away.
+async fn secure(stream: TcpStream, tls: Arc<ServerConfig>) -> Option<TlsStream<TcpStream>> {
+    let secured = async {
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first[0] != TLS_FIRST {
+            refuse_plain(stream).await?;
+            return Err(io::Error::other("it does not speak TLS"));
         }
-        None => std::future::pending().await,
+        TlsAcceptor::from(tls).accept(stream).await
+    };
+    match tokio::time::timeout(limits::HEAD_TIMEOUT, secured).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(e)) => {
+            tracing::debug!("a connection of the API ended before its first request: {e}");
+            None
+        }
+        Err(_) => None,
     }
 }
 
-async fn accept_unix(listener: Option<&(UnixListener, PathBuf)>) -> Accepted {
-    match listener {
-        Some((listener, _)) => Ok((Box::new(listener.accept().await?.0), Door::Unix)),
-        None => std::future::pending().await,
-    }
+/// Says to who speaks HTTP without TLS that this is not possible here.
+async fn refuse_plain(mut stream: TcpStream) -> io::Result<()> {
+    let problem =
+        Problem::new(Code::BadRequest, "this address speaks TLS, and HTTP came without it")
+            .hint("https://, with the cluster's authority and a token (docs/security.md)");
+    let body = serde_json::to_string(&problem).expect("a problem has string keys");
+    let reply = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(reply.as_bytes()).await?;
+    stream.shutdown().await?;
+    // Closed with something unread, the answer would be lost on its way.
+    let rest = async {
+        let mut rest = (&mut stream).take(PLAIN_MAX);
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+    };
+    let _ = tokio::time::timeout(PLAIN_WAIT, rest).await;
+    Ok(())
 }
 
 async fn connection<C: Control>(
-    stream: Box<dyn Stream>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     door: Door,
     rest: Arc<Rest<C>>,
     mut stop: watch::Receiver<bool>,

@@ -6,28 +6,33 @@
 //! it; every error, also of a request that is not HTTP, is `problem+json`; no request makes
 //! it hold more than [`limits`] says; a client that goes away leaves nothing behind.
 //!
-//! Absent here: authentication and encryption (a Unix socket's permissions protect it; `door` has
-//! what may be asked over TCP), and every decision about volumes.
+//! Who asks is known by the way that he came: a Unix socket's permissions protect it, over TLS a
+//! token says it (`door`).
+//!
+//! Absent here: every decision about volumes.
 
 mod cursor;
 pub mod door;
+mod failures;
 mod guard;
 mod idempotency;
 pub mod listen;
 mod request;
 
-use crate::control::{Control, EventMarks, EventsRead, Scope, Told};
+use crate::control::{Caller, Control, EventMarks, EventsRead, Scope, Told};
 use crate::metrics;
 use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
 use atoll_api::routes::{Op, Page};
 use atoll_api::types::{
-    ClusterPatch, GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, Volume,
-    VolumeCreate, VolumePatch, VolumeResize,
+    ClusterPatch, GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, TokenCreate,
+    TokenMade, Volume, VolumeCreate, VolumePatch, VolumeResize,
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::check_object_size;
-use door::{Access, Door};
+use atoll_trust::TokenSecret;
+use door::{Access, Door, Shown};
+use failures::Failures;
 use http_body_util::channel::Channel;
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
@@ -36,9 +41,11 @@ use hyper::{Request, Response, StatusCode};
 use idempotency::{Begin, Keys};
 use request::{Parsed, Target};
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 /// A whole reply, or one that goes on.
 pub type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
@@ -53,6 +60,7 @@ pub struct Rest<C> {
     control: C,
     access: Access,
     keys: Keys,
+    failures: Mutex<Failures>,
     calls: Semaphore,
     followers: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
@@ -67,6 +75,7 @@ impl<C: Control> Rest<C> {
             control,
             access,
             keys: Keys::default(),
+            failures: Mutex::default(),
             calls: Semaphore::new(limits::CALLS_MAX),
             followers: Arc::new(Semaphore::new(limits::FOLLOWERS_MAX)),
             stop,
@@ -89,8 +98,26 @@ impl<C: Control> Rest<C> {
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
         let target = request::target(&request);
-        let needed = request::permission(&target, &request);
-        door::check(door, &self.access, needed, &request)?;
+        door::check(door, &self.access, &request)?;
+        let mut token = None;
+        if let Some(needed) = request::role(&target, &request) {
+            let caller = match door::shown(door, &self.access, request.headers())? {
+                Shown::Way(caller) => caller,
+                Shown::Token(secret, from) => {
+                    let caller = self.caller(&secret, from).await?;
+                    token = Some(secret);
+                    caller
+                }
+                Shown::Nothing => return Err(no_token("no token was sent")),
+                Shown::NoToken(from) => {
+                    self.admit(from)?;
+                    let problem = no_token("what was sent is no token of this program");
+                    self.failed(from, &problem).await;
+                    return Err(problem);
+                }
+            };
+            door::permit(&caller, needed, &self.access)?;
+        }
         request::check_head(&request)?;
         let _call = self.calls.try_acquire().map_err(|_| {
             Problem::new(Code::TooMany, format!("{} calls are running", limits::CALLS_MAX))
@@ -99,7 +126,7 @@ impl<C: Control> Rest<C> {
         match target? {
             Target::Operation(op, params) => {
                 let parsed = request::parse(op, params, request).await?;
-                let call = self.dispatch(&parsed);
+                let call = self.dispatch(&parsed, token);
                 // The engine goes on with what it has begun; only the answer is given up.
                 tokio::time::timeout(limits::CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
                     Err(Problem::new(
@@ -122,7 +149,47 @@ impl<C: Control> Rest<C> {
         }
     }
 
-    async fn dispatch(&self, asked: &Parsed) -> Result<Response<Body>, Problem> {
+    /// Whose token that is; one that is no good counts against the address.
+    async fn caller(&self, secret: &TokenSecret, from: IpAddr) -> Result<Caller, Problem> {
+        self.admit(from)?;
+        let caller = self.control.caller(secret.sha256()).await;
+        if let Err(problem) = &caller
+            && problem.code == Code::NotAuthenticated
+        {
+            self.failed(from, problem).await;
+        }
+        caller
+    }
+
+    /// Whether that address is to be listened to.
+    fn admit(&self, from: IpAddr) -> Result<(), Problem> {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.admit(from, Instant::now()).map_err(|wait| {
+            let detail = format!("{from} has shown too many tokens that are no good");
+            let seconds = wait.as_secs() + 1;
+            Problem::new(Code::TooMany, detail)
+                .hint(format!("with a good token, try again in {seconds} s"))
+        })
+    }
+
+    /// That address has shown a token that is no good.
+    async fn failed(&self, from: IpAddr, problem: &Problem) {
+        let tell = {
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.note(from, Instant::now())
+        };
+        tracing::debug!(%from, "refused: {}", problem.detail);
+        if tell {
+            let why = &problem.detail;
+            self.control.refused(format!("requests from {from} are refused: {why}")).await;
+        }
+    }
+
+    async fn dispatch(
+        &self,
+        asked: &Parsed,
+        token: Option<TokenSecret>,
+    ) -> Result<Response<Body>, Problem> {
         let control = &self.control;
         let (scope, change) = (asked.scope.clone(), asked.change);
         match asked.op {
@@ -250,7 +317,7 @@ impl<C: Control> Rest<C> {
                 let read = asked.query("cursor").map(cursor::read_position).transpose()?;
                 let since = asked.number("since")?;
                 if asked.flag("follow")? {
-                    return self.follow(scope, since, read);
+                    return self.follow(scope, since, read, token);
                 }
                 let (since, limit) = (since.unwrap_or(0), page_limit(asked)?);
                 let read = read.unwrap_or_default();
@@ -268,6 +335,22 @@ impl<C: Control> Rest<C> {
                 })
             }
             Op::ProfileList => self.list(asked, control.profiles(scope).await?, |p| p.host.clone()),
+            Op::TokenList => {
+                let tokens = control.tokens().await?;
+                self.list(asked, Told::whole(tokens), |token| token.name.clone())
+            }
+            Op::TokenCreate => {
+                let request: TokenCreate = asked.body()?;
+                check_name("token", "name", &request.name)?;
+                let secret = TokenSecret::generate()
+                    .map_err(|e| Problem::new(Code::Failed, e.to_string()))?;
+                let token = control.token_create(request, secret.sha256(), change).await?;
+                let secret = (!change.dry_run).then(|| secret.reveal().to_owned());
+                self.item(TokenMade { token, secret })
+            }
+            Op::TokenRemove => {
+                control.token_remove(asked.param(0), change).await.map(|()| nothing())
+            }
         }
     }
 
@@ -377,12 +460,13 @@ impl<C: Control> Rest<C> {
     }
 
     /// Server-sent events until the client goes away or the server stops; the `id` of each is the
-    /// position after it.
+    /// position after it. Whose token is removed, or expires, follows no longer.
     fn follow(
         &self,
         scope: Scope,
         since: Option<u64>,
         read: Option<EventMarks>,
+        token: Option<TokenSecret>,
     ) -> Result<Response<Body>, Problem> {
         let permit = self.followers.clone().try_acquire_owned().map_err(|_| {
             let detail = format!("{} followers already", limits::FOLLOWERS_MAX);
@@ -397,7 +481,14 @@ impl<C: Control> Rest<C> {
         let follow = async move {
             let mut read = read.unwrap_or_default();
             let mut without: Vec<Missing> = Vec::new();
+            let sha256 = token.map(|token| token.sha256());
             for round in 0u32.. {
+                if let Some(sha256) = &sha256
+                    && let Err(problem) = control.caller(sha256.clone()).await
+                    && problem.code == Code::NotAuthenticated
+                {
+                    return;
+                }
                 // A round without an answer is followed by another.
                 let told =
                     control.events(scope.clone(), begin, read.clone(), limits::PAGE_DEFAULT).await;
@@ -464,6 +555,15 @@ fn page_limit(asked: &Parsed) -> Result<usize, Problem> {
     }
 }
 
+/// Nobody has said who he is.
+fn no_token(why: &str) -> Problem {
+    let detail = format!("{why}: over TLS, every request needs one");
+    Problem::new(Code::NotAuthenticated, detail).hint(
+        "send 'Authorization: Bearer TOKEN' (atoll: ATOLL_TOKEN, --token-file); 'atoll token \
+         create', on a host, makes one",
+    )
+}
+
 fn check_name(what: &str, field: &str, text: &str) -> Result<(), Problem> {
     name::check(what, text).map_err(|why| Problem::new(Code::BadName, why).field(field))
 }
@@ -514,6 +614,9 @@ fn refuse(problem: &Problem) -> Response<Body> {
     {
         reply.headers_mut().insert(header::ALLOW, allowed);
     }
+    if problem.code == Code::NotAuthenticated {
+        set(&mut reply, header::WWW_AUTHENTICATE, "Bearer realm=\"atoll\"");
+    }
     // The rest of a body that was refused unread must not be taken for the next request.
     if matches!(
         problem.code,
@@ -521,7 +624,9 @@ fn refuse(problem: &Problem) -> Response<Body> {
             | Code::BadRequest
             | Code::SlowClient
             | Code::ForeignOrigin
+            | Code::NotAuthenticated
             | Code::NotPermitted
+            | Code::TooMany
     ) {
         set(&mut reply, header::CONNECTION, "close");
     }

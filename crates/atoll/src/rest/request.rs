@@ -3,7 +3,7 @@
 use crate::control::{ChangeOptions, Scope};
 use atoll_api::limits;
 use atoll_api::name::{self, show};
-use atoll_api::routes::{Op, PAGES, PREFIX, Page, Permission, Place, Route};
+use atoll_api::routes::{Op, PAGES, PREFIX, Page, Place, Role, Route};
 use atoll_api::{Code, Problem};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -69,7 +69,7 @@ pub fn check_head(request: &Request<Incoming>) -> Result<(), Problem> {
 pub fn target<B>(request: &Request<B>) -> Result<Target, Problem> {
     let path = request.uri().path();
     let method = effective(request.method());
-    if let Some(&(_, page)) = PAGES.iter().find(|(known, _)| *known == path) {
+    if let Some(&(_, page, _)) = PAGES.iter().find(|(known, ..)| *known == path) {
         return match method {
             "GET" => Ok(Target::Page(page)),
             _ => Err(no_method(method, path, "GET".into())),
@@ -97,14 +97,14 @@ pub fn target<B>(request: &Request<B>) -> Result<Target, Problem> {
     }
 }
 
-/// The permission that a request needs: the table says it. What the table does not have needs what
-/// its method would.
-pub fn permission<B>(target: &Result<Target, Problem>, request: &Request<B>) -> Permission {
+/// The least role of who may ask that: the table says it; none: everybody may. What the table does
+/// not have needs what its method would.
+pub fn role<B>(target: &Result<Target, Problem>, request: &Request<B>) -> Option<Role> {
     match target {
-        Ok(Target::Operation(op, _)) => op.route().permission,
-        Ok(Target::Page(_)) => Permission::Read,
-        Err(_) if effective(request.method()) == "GET" => Permission::Read,
-        Err(_) => Permission::Manage,
+        Ok(Target::Operation(op, _)) => Some(op.route().role),
+        Ok(Target::Page(page)) => page.role(),
+        Err(_) if effective(request.method()) == "GET" => Some(Role::Viewer),
+        Err(_) => Some(Role::Operator),
     }
 }
 
@@ -354,8 +354,8 @@ pub fn effective(method: &Method) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Target, matches, permission, unescape};
-    use atoll_api::routes::{Op, Page, Permission};
+    use super::{Target, matches, role, unescape};
+    use atoll_api::routes::{Op, PAGES, Role};
     use atoll_api::{Code, Problem};
     use hyper::Request;
 
@@ -381,21 +381,23 @@ mod tests {
     #[test]
     fn the_table_says_what_a_request_needs_and_only_where_it_has_none_the_method() {
         let needed = |target: Target, method: &str| {
-            permission(&Ok(target), &Request::builder().method(method).body(()).unwrap())
+            role(&Ok(target), &Request::builder().method(method).body(()).unwrap())
         };
         for &op in Op::ALL {
             for method in ["GET", "POST"] {
                 let of_op = needed(Target::Operation(op, Vec::new()), method);
-                assert_eq!(of_op, op.route().permission, "{method} {op:?}");
+                assert_eq!(of_op, Some(op.route().role), "{method} {op:?}");
             }
         }
-        assert_eq!(needed(Target::Page(Page::Metrics), "HEAD"), Permission::Read);
+        for &(path, page, role) in PAGES {
+            assert_eq!(needed(Target::Page(page), "HEAD"), role, "{path}");
+        }
         let unknown = |method: &str| {
             let problem = Err(Problem::new(Code::NoRoute, "there is no such route"));
-            permission(&problem, &Request::builder().method(method).body(()).unwrap())
+            role(&problem, &Request::builder().method(method).body(()).unwrap())
         };
-        assert_eq!([unknown("GET"), unknown("HEAD")], [Permission::Read; 2]);
-        assert_eq!([unknown("POST"), unknown("OPTIONS")], [Permission::Manage; 2]);
+        assert_eq!([unknown("GET"), unknown("HEAD")], [Some(Role::Viewer); 2]);
+        assert_eq!([unknown("POST"), unknown("OPTIONS")], [Some(Role::Operator); 2]);
     }
 
     #[test]

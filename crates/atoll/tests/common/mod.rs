@@ -6,7 +6,9 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
-use atoll::control::{ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told, Value};
+use atoll::control::{
+    Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told, Value,
+};
 use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
 use atoll_api::envelope::Missing;
@@ -57,6 +59,10 @@ pub struct State {
     pub looks: u64,
     /// Who was meant by the last call that says so.
     pub scope: Option<Scope>,
+    /// Tokens, with the hashes that they are known by.
+    pub tokens: BTreeMap<String, (Token, String)>,
+    /// Who was said to be refused.
+    pub refused: Vec<String>,
 }
 
 /// The made-up engine. Clones are the same.
@@ -639,6 +645,57 @@ impl Control for Fake {
         let member = vec![stage("serve", 16, &[(500_000, 100)], 300_000)];
         let away = host(3, "host host3 does not answer", Vec::new());
         self.told(vec![host(1, "", owner), host(2, "", member), away])
+    }
+    async fn caller(&self, sha256: String) -> ControlResult<Caller> {
+        let state = self.0.lock().unwrap();
+        let known = state.tokens.values().find(|(_, known)| *known == sha256);
+        let refused = |why: String| Err(Problem::new(Code::NotAuthenticated, why));
+        match known {
+            None => refused("the token is none of this cluster".into()),
+            Some((token, _)) if token.expired => {
+                refused(format!("token {} has expired", token.name))
+            }
+            Some((token, _)) => Ok(Caller { token: Some(token.name.clone()), role: token.role }),
+        }
+    }
+    async fn refused(&self, message: String) {
+        self.0.lock().unwrap().refused.push(message);
+    }
+    async fn tokens(&self) -> ControlResult<Vec<Token>> {
+        Ok(self.0.lock().unwrap().tokens.values().map(|(token, _)| token.clone()).collect())
+    }
+    async fn token_create(
+        &self,
+        request: TokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> ControlResult<Token> {
+        let mut state = self.0.lock().unwrap();
+        if state.tokens.contains_key(&request.name) {
+            return Err(Problem::new(Code::Exists, format!("token {} exists", request.name)));
+        }
+        let at = |ms| atoll_api::envelope::rfc3339(ms);
+        let token = Token {
+            name: request.name.clone(),
+            role: request.role,
+            created: at(NOW_MS),
+            expires: request.valid_s.map(|valid| at(NOW_MS + valid * 1000)),
+            expired: false,
+        };
+        if !change.dry_run {
+            state.tokens.insert(request.name, (token.clone(), sha256));
+        }
+        Ok(token)
+    }
+    async fn token_remove(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
+        let mut state = self.0.lock().unwrap();
+        if !state.tokens.contains_key(name) {
+            return Err(Problem::not_found("token", name));
+        }
+        if !change.dry_run {
+            state.tokens.remove(name);
+        }
+        Ok(())
     }
 }
 

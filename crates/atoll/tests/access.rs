@@ -1,0 +1,284 @@
+//! The REST server over TLS: who is let in by a token, who is refused, and what he is told.
+
+mod common;
+
+use atoll::rest::door::Access;
+use atoll_api::client::{Call, Tls, Token};
+use atoll_api::routes::{Op, Page, Role};
+use atoll_api::types::{Token as TokenItem, TokenCreate, TokenMade};
+use atoll_api::{Client, Code, Endpoint, Problem};
+use atoll_format::id::{ClusterId, HostId};
+use atoll_trust::{ApiTrust, Authority, HOST_VALID_S, PeerTls};
+use common::TestServer;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+struct Place {
+    server: TestServer,
+    authority: Authority,
+    dir: tempfile::TempDir,
+}
+
+fn authority() -> Authority {
+    Authority::create(ClusterId(0xc), "test", now_s()).unwrap()
+}
+
+fn now_s() -> u64 {
+    atoll_real::unix_ms() / 1000
+}
+
+impl Place {
+    fn new() -> Self {
+        let authority = authority();
+        let host = authority.equip(HostId(1), now_s(), HOST_VALID_S).unwrap();
+        let tls = Some(PeerTls::new(&host).unwrap());
+        let server = TestServer::with(Access { tls, ..Access::default() });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.crt"), authority.certificate()).unwrap();
+        Self { server, authority, dir }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.dir.path().join("ca.crt")
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.server.tcp)
+    }
+
+    /// A client that believes that authority, and shows that token.
+    fn client(&self, authority: &Authority, token: Option<&str>) -> Client {
+        let ApiTrust { config, name } = ApiTrust::of(authority.certificate()).unwrap();
+        let tls = Tls { config, name, ca: self.ca() };
+        let token = token.map(|secret| Token { secret: secret.to_owned(), file: None });
+        let endpoint = Endpoint::Tls(self.server.tcp.to_string());
+        Client::new(endpoint, Duration::from_secs(20)).with(Some(tls), token)
+    }
+
+    /// Asks over TLS.
+    fn ask(&self, token: Option<&str>, call: Call) -> Result<(), Problem> {
+        let client = self.client(&self.authority, token);
+        run(async { client.bytes(call).await.map(drop) })
+    }
+
+    fn socket(&self) -> Client {
+        Client::new(Endpoint::Unix(self.server.socket.clone()), Duration::from_secs(20))
+    }
+
+    /// Makes a token, over the Unix socket.
+    fn token(&self, name: &str, role: Role) -> String {
+        let request = TokenCreate { name: name.into(), role, valid_s: Some(3600) };
+        let made = run(async {
+            self.socket().item::<TokenMade>(Call::to(Op::TokenCreate, &[]).json(&request)).await
+        });
+        made.unwrap().item.secret.unwrap()
+    }
+
+    /// `atoll WORDS`, over TLS, with that in its environment.
+    fn program(&self, words: &[&str], environment: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+        command.args(["--endpoint", &self.url()]).args(words);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("ATOLL_") {
+                command.env_remove(name);
+            }
+        }
+        command.envs(environment.iter().copied()).output().unwrap()
+    }
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+fn call(op: Op) -> Call {
+    let names = vec!["none"; op.route().path_parameters().count()];
+    Call::to(op, &names)
+}
+
+fn code(answer: Result<(), Problem>) -> Option<Code> {
+    answer.err().map(|problem| problem.code)
+}
+
+#[test]
+fn every_route_refuses_who_has_no_token_and_the_roles_below_its_own() {
+    let place = Place::new();
+    let tokens = Role::ALL.map(|role| (role, place.token(role.name(), role)));
+    for &op in Op::ALL {
+        let problem = place.ask(None, call(op)).unwrap_err();
+        assert_eq!((problem.code, problem.status), (Code::NotAuthenticated, 401), "{op:?}");
+        for (role, token) in &tokens {
+            if op == Op::EventList {
+                continue; // Its answer is the same, and tested with the stream.
+            }
+            let answer = place.ask(Some(token), call(op));
+            let Err(problem) = answer else { continue };
+            let refused = problem.code == Code::NotPermitted;
+            assert_eq!(refused, *role < op.route().role, "{op:?} as {role}: {problem}");
+            assert_ne!(problem.code, Code::NotAuthenticated, "{op:?} as {role}: {problem}");
+            if refused {
+                let needed = format!("this needs role {}, and token {role} has", op.route().role);
+                assert!(problem.detail.starts_with(&needed), "{problem}");
+            }
+        }
+    }
+    for page in [Page::OpenApi, Page::Metrics, Page::Healthz, Page::Readyz] {
+        let wanted = page.role().map(|_| Code::NotAuthenticated);
+        assert_eq!(code(place.ask(None, Call::page(page))), wanted, "{page:?}");
+        assert_eq!(code(place.ask(Some(&tokens[0].1), Call::page(page))), None, "{page:?}");
+    }
+    // Nothing says without a token what there is.
+    let mut missing = call(Op::StatusShow);
+    missing.target = "/api/v1/nowhere".into();
+    assert_eq!(code(place.ask(None, missing.clone())), Some(Code::NotAuthenticated));
+    assert_eq!(code(place.ask(Some(&tokens[0].1), missing)), Some(Code::NoRoute));
+}
+
+#[test]
+fn tokens_that_are_no_good_are_refused_with_the_reason_and_told_once() {
+    let place = Place::new();
+    let (good, old) = (place.token("good", Role::Viewer), place.token("old", Role::Admin));
+    let gone = place.token("gone", Role::Admin);
+    let remove = Call::to(Op::TokenRemove, &["gone"]);
+    run(async { place.socket().bytes(remove).await }).unwrap();
+    place.server.state().tokens.get_mut("old").unwrap().0.expired = true;
+    let other = format!("atoll_{}", "0".repeat(64));
+    for (token, says) in [
+        ("hunter2", "no token of this program"),
+        (&*other, "none of this cluster"),
+        (&*gone, "none of this cluster"),
+        (&*old, "token old has expired"),
+    ] {
+        let problem = place.ask(Some(token), call(Op::StatusShow)).unwrap_err();
+        assert_eq!((problem.code, problem.status), (Code::NotAuthenticated, 401), "{problem}");
+        assert!(problem.detail.contains(says), "{problem}");
+        assert!(!problem.to_string().contains(token), "{problem}");
+    }
+    assert_eq!(code(place.ask(Some(&good), call(Op::StatusShow))), None);
+    // Whoever goes on is not listened to for a while, whatever he shows; the socket is open.
+    let codes: Vec<_> =
+        (0..9).map(|_| code(place.ask(Some(&other), call(Op::StatusShow)))).collect();
+    assert_eq!(codes[..6], [Some(Code::NotAuthenticated); 6]);
+    assert_eq!(codes[6..], [Some(Code::TooMany); 3]);
+    assert_eq!(code(place.ask(Some(&good), call(Op::StatusShow))), Some(Code::TooMany));
+    run(async { place.socket().bytes(call(Op::StatusShow)).await }).unwrap();
+    let refused = place.server.state().refused.clone();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].starts_with("requests from 127.0.0.1 are refused: "), "{refused:?}");
+}
+
+#[test]
+fn what_is_not_tls_and_who_does_not_believe_the_host_hear_why() {
+    let place = Place::new();
+    let token = place.token("t", Role::Admin);
+    // HTTP without TLS, by hand and by a client.
+    let mut stream = TcpStream::connect(place.server.tcp).unwrap();
+    write!(stream, "GET /api/v1/status HTTP/1.1\r\nhost: {}\r\n\r\n", place.server.tcp).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 400 "), "{reply}");
+    assert!(reply.contains("this address speaks TLS") && reply.contains("https://"), "{reply}");
+    let plain = Endpoint::Tcp(place.server.tcp.to_string());
+    let plain = Client::new(plain, Duration::from_secs(20));
+    let problem = run(async { plain.bytes(call(Op::StatusShow)).await }).unwrap_err();
+    assert!(problem.detail.contains("this address speaks TLS"), "{problem}");
+    // A client of another authority; one that has none.
+    let foreign = place.client(&authority(), Some(&token));
+    let problem = run(async { foreign.bytes(call(Op::StatusShow)).await }).unwrap_err();
+    assert_eq!(problem.code, Code::CannotConnect, "{problem}");
+    assert!(problem.detail.contains("signed by another authority"), "{problem}");
+    let said = place.program(&["status"], &[("ATOLL_TOKEN", &token)]);
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert_eq!(said.status.code(), Some(2), "{text}");
+    assert!(text.contains("--ca FILE"), "{text}");
+    // TLS where there is none.
+    let server = TestServer::start();
+    let endpoint = Endpoint::Tls(server.tcp.to_string());
+    let ApiTrust { config, name } = ApiTrust::of(place.authority.certificate()).unwrap();
+    let tls = Tls { config, name, ca: place.ca() };
+    let client = Client::new(endpoint, Duration::from_secs(20)).with(Some(tls), None);
+    let problem = run(async { client.bytes(call(Op::StatusShow)).await }).unwrap_err();
+    assert!(problem.detail.contains("what it sends is not TLS"), "{problem}");
+}
+
+#[test]
+fn the_program_makes_shows_uses_and_removes_tokens() {
+    let place = Place::new();
+    let root = place.token("root", Role::Admin);
+    let file = place.dir.path().join("token");
+    std::fs::write(&file, format!("{root}\n")).unwrap();
+    let (ca, file) = (place.ca(), file.to_str().unwrap().to_owned());
+    let access = ["--ca", ca.to_str().unwrap(), "--token-file", &file];
+    let atoll = |words: &[&str]| {
+        let done = place.program(&[&access[..], words].concat(), &[]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (done.status.code().unwrap(), text(&done.stdout), text(&done.stderr))
+    };
+    let words = ["token", "create", "--name", "ci", "--role", "operator", "--expires", "90d"];
+    let (status, none, said) = atoll(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!((status, &*none), (0, ""), "{said}");
+    let (status, secret, said) = atoll(&words);
+    assert_eq!(status, 0, "{said}");
+    let secret = secret.trim_end();
+    assert!(secret.starts_with("atoll_") && secret.len() == 70, "{said}");
+    assert!(said.contains("token ci, role operator, until 2027-02-18") && !said.contains(secret));
+    assert_eq!(atoll(&words).0, 4, "the name is taken");
+    let (_, list, _) = atoll(&["token", "list"]);
+    assert!(list.contains("ci") && list.contains("operator") && !list.contains(secret), "{list}");
+    let (_, list, _) = atoll(&["token", "list", "-o", "json"]);
+    let list: atoll_api::List<TokenItem> = serde_json::from_str(&list).unwrap();
+    assert_eq!(list.items.len(), 2);
+    // The new one, in the environment.
+    let of_ci = |words: &[&str]| {
+        let environment = [("ATOLL_TOKEN", secret), ("ATOLL_CA", ca.to_str().unwrap())];
+        place.program(words, &environment)
+    };
+    let status = |words: &[&str]| of_ci(words).status.code().unwrap();
+    assert_eq!(status(&["volume", "create", "v1", "1G"]), 0);
+    assert_eq!(status(&["policy", "create", "p1"]), 5);
+    assert_eq!(status(&["token", "list"]), 5);
+    let shown = of_ci(&["volume", "list", "--curl", "-v"]);
+    let shown = [shown.stdout, shown.stderr].concat();
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("$ATOLL_TOKEN") && !shown.contains(secret), "{shown}");
+    assert_eq!(atoll(&["token", "remove", "ci"]).0, 0);
+    assert_eq!(atoll(&["token", "remove", "ci"]).0, 3);
+    assert_eq!(status(&["volume", "list"]), 5);
+    // What is no token is not repeated.
+    let done = place.program(&["status"], &[("ATOLL_TOKEN", "hunter2")]);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.code() == Some(2) && !said.contains("hunter2"), "{said}");
+}
+
+#[test]
+fn who_follows_events_is_cut_off_when_his_token_is_removed() {
+    let place = Place::new();
+    let token = place.token("t", Role::Viewer);
+    place.server.fake.event("kind", "something");
+    let client = place.client(&place.authority, Some(&token));
+    run(async {
+        let call = Call::to(Op::EventList, &[]).query("follow", "1").query("since", "0");
+        let mut stream = client.stream(call).await.unwrap();
+        assert!(stream.next().await.unwrap().is_some());
+        place.server.state().tokens.remove("t");
+        let end = tokio::time::timeout(Duration::from_secs(10), async {
+            while stream.next().await.unwrap().is_some() {}
+        });
+        end.await.expect("the stream ends");
+    });
+}
+
+#[test]
+fn connections_of_the_network_leave_room_for_the_socket() {
+    let place = Place::new();
+    let idle: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(place.server.tcp).unwrap()).collect();
+    let client = Client::new(Endpoint::Unix(place.server.socket.clone()), Duration::from_secs(5));
+    for _ in 0..20 {
+        run(async { client.bytes(call(Op::StatusShow)).await }).unwrap();
+    }
+    drop(idle);
+}
