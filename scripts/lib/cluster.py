@@ -69,6 +69,7 @@ class Cluster:
         backend="auto",
         disks=1,
         shards=0,
+        tls=True,
     ):
         self.directory, self.hosts = directory, hosts
         self.argv = ["dev", "--hosts", str(hosts), "--dir", directory, "--disk-size", disk_size]
@@ -76,6 +77,8 @@ class Cluster:
         if base_port is None:
             base_port = DEFAULT_PORT if ports_are_free(DEFAULT_PORT) else free_ports()
         self.argv += ["--base-port", str(base_port), "--backend", backend]
+        if not tls:
+            self.argv += ["--tls", "off"]
         self.keep = keep
         stack.callback(self.end)
 

@@ -44,6 +44,7 @@ class ClusterTest(unittest.TestCase):
     hosts, disk_size, backend = 3, "2GiB", "auto"
     volume, size, policy = "data", "256MiB", "mirror"
     # E2E_SHARDS=N runs every test on hosts of N shards.
+    tls = True
     disks_per_host, shards = 1, int(os.environ.get("E2E_SHARDS", "0"))
 
     def setUp(self):
@@ -60,6 +61,7 @@ class ClusterTest(unittest.TestCase):
             backend=self.backend,
             disks=self.disks_per_host,
             shards=self.shards,
+            tls=self.tls,
         )
         self.cluster.begin()
         self.make_policy(self.policy, 1)

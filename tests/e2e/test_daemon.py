@@ -345,6 +345,8 @@ class Descriptors(Daemons):
 
 
 class Doors(Daemons):
+    tls = False  # with it: test_access.py
+
     @row("issue 20: sockets have the documented modes whatever the umask")
     def test_modes(self):
         for umask in (0o000, 0o077):

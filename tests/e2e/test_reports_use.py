@@ -451,11 +451,11 @@ class Addresses(unittest.TestCase):
             directory = stack.directory("atoll-e2e-")
             config = os.path.join(directory, "atoll.toml")
 
-            def check(api, peer="[::1]:8461", tcp="[::1]:10809"):
+            def check(api, peer="[::1]:8461", tcp="[::1]:10809", tls="true"):
                 with open(config, "w", encoding="utf-8") as f:
                     f.write(
                         f'[host]\nname = "one"\ndata_dir = "{directory}/data"\n'
-                        f'[network]\napi = "{api}"\npeer = ["{peer}"]\n'
+                        f'[network]\napi = "{api}"\npeer = ["{peer}"]\ntls = {tls}\n'
                         f'[frontends]\nnbd = {{ tcp = "{tcp}" }}\n'
                     )
                 return run([ATOLL, "serve", "--config", config, "--check-config"], check=False)
@@ -468,6 +468,8 @@ class Addresses(unittest.TestCase):
                 self.assertIn("network.api", done.stderr)
                 self.assertIn("not an address with a port", done.stderr)
             here, anywhere = "[::1]:8460", "[::]:8461"
-            for words in ((anywhere,), (here, "[::1]:8462", anywhere)):
-                self.assertIn("allow_unprotected", check(*words).stderr, words)
-            self.assertEqual(check(here, anywhere).returncode, 0, "peers use TLS")
+            done = check(here, "[::1]:8462", anywhere)
+            self.assertIn("allow_unprotected", done.stderr)
+            for words in ((anywhere,), (here, anywhere)):
+                self.assertIn("network.tls is false", check(*words, tls="false").stderr, words)
+                self.assertEqual(check(*words).returncode, 0, "inside TLS")
