@@ -38,11 +38,13 @@ const EMPTY: RemoveHost = RemoveHost { lost: false, dry_run: false };
 const GOES: u16 = 3;
 
 type Host = Node<SimWorld, Store<SimWorld>>;
+/// A host that runs, and its world.
+type Running = Option<(Host, SimWorld)>;
 
 #[derive(Clone)]
 struct Hosts {
     machines: Machines,
-    nodes: Rc<RefCell<Vec<Option<(Host, SimWorld)>>>>,
+    nodes: Rc<RefCell<Vec<Running>>>,
     /// What the host that goes is from its next start on.
     changed: Rc<RefCell<NodeConfig>>,
 }
@@ -58,7 +60,7 @@ impl Hosts {
             net: NetProfile::GBIT_25,
         };
         let machines = Machines::new(seed, spec, Trace::of(&[]));
-        let nodes = Rc::new(RefCell::new(vec![None::<(Host, SimWorld)>; usize::from(GOES) + 1]));
+        let nodes = Rc::new(RefCell::new(vec![Running::None; usize::from(GOES) + 1]));
         let (storage, all, rigs) = (RealStorage::new(16 << 20), nodes.clone(), machines.clone());
         let changed = Rc::new(RefCell::new(node_config(GOES)));
         let of_goes = changed.clone();
