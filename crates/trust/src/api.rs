@@ -2,9 +2,9 @@
 //! asks shows none: he proves himself by a token.
 
 use crate::TrustError;
-use crate::ends::provider;
 use crate::identity::{cluster_name, cluster_of};
 use crate::pem::unreadable;
+use crate::suites::provider;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

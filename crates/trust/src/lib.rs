@@ -19,6 +19,7 @@ mod error;
 mod files;
 mod identity;
 mod pem;
+mod suites;
 mod tls;
 mod token;
 mod validity;
