@@ -171,7 +171,8 @@ impl Storage for RealStorage {
             OpenError::Silent { .. } => true,
             why => why.to_string().contains("did not return"),
         });
-        let away = some_elsewhere || hangs;
+        // One that went away in the meantime, and may be back, says nothing of what is on it.
+        let away = some_elsewhere || hangs || disks.iter().any(SimDisk::is_lost);
         state.refused = match &opened {
             Ok(_) => 0,
             Err(_) => state.refused + u32::from(!away) * (1 + took),
@@ -215,5 +216,55 @@ impl Storage for RealStorage {
             None => Ok(report.blocks_bad),
             Some(_) => Err(report.faults.join("; ")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ATTEMPTS_MAX, RealStorage, Storage};
+    use crate::disk::{DiskProfile, SimDisk};
+    use crate::machines::{Hardware, Machines};
+    use crate::net::NetProfile;
+    use crate::trace::Trace;
+    use atoll_world::{Nanos, World};
+
+    /// Simulator seed 1795893492951: the disk had hung for most of an attempt, had gone away, and
+    /// was back by its end. Its harness wiped it.
+    #[test]
+    fn a_disk_that_was_away_for_a_moment_is_not_given_up() {
+        let hardware = Hardware {
+            hosts: 1,
+            disks: 1,
+            cores: 1,
+            disk_bytes: 1 << 30,
+            disk: DiskProfile::NVME,
+            net: NetProfile::GBIT_10,
+        };
+        let machines = Machines::new(1, hardware, Trace::of(&[]));
+        let (storage, world) = (RealStorage::new(64 << 20), machines.harness_world(0));
+        let disk = machines.disks(0)[0].clone();
+        let opened = |disk: &SimDisk| vec![disk.opened()];
+        let test = async move {
+            let (first, group) =
+                storage.open(0, 0, opened(&disk), world.clone()).await.expect("a new group");
+            drop(first);
+            for _ in 0..ATTEMPTS_MAX {
+                disk.set_hung(true);
+                let (back, clock) = (disk.clone(), world.clone());
+                world.spawn(async move {
+                    clock.sleep(Nanos::from_secs(2)).await;
+                    back.set_gone(true);
+                    back.set_gone(false);
+                    back.set_hung(false);
+                });
+                let away = storage.open(0, 0, opened(&disk), world.clone()).await;
+                let why = away.err().expect("its disk went away");
+                assert!(why.contains("No such device"), "{why}");
+            }
+            let (_, again) = storage.open(0, 0, opened(&disk), world).await.expect("the same");
+            assert_eq!((again, disk.wipes()), (group, 0));
+        };
+        machines.executor().block_on(Nanos::from_secs(600), test).expect("it ends");
+        machines.executor().shutdown();
     }
 }
