@@ -4,9 +4,9 @@
 //! SHA-256 is enough to store it by.
 
 use crate::TrustError;
-use ring::digest::{SHA256, digest};
+use crate::hash::{hex, sha256};
 use ring::rand::{SecureRandom, SystemRandom};
-use std::fmt::{self, Write};
+use std::fmt;
 
 /// What every token begins with: scanners of secrets find it by that.
 const MARK: &str = "atoll_";
@@ -45,7 +45,7 @@ impl TokenSecret {
 
     /// What it is known by: SHA-256 of its text, in hexadecimal digits.
     pub fn sha256(&self) -> String {
-        hex(digest(&SHA256, self.0.as_bytes()).as_ref())
+        sha256(self.0.as_bytes())
     }
 }
 
@@ -54,14 +54,6 @@ impl fmt::Debug for TokenSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenSecret")
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 #[cfg(test)]
