@@ -11,6 +11,7 @@ pub mod control;
 pub mod descriptors;
 pub mod dev;
 pub mod engine;
+pub mod line_files;
 pub mod lock;
 pub mod log;
 pub mod machine;

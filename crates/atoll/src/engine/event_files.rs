@@ -4,15 +4,14 @@
 //! whatever the file system does, nothing else waits for it. What it does not take is dropped and
 //! counted.
 //!
-//! Invariants: at most [`FILES_MAX`] files of at most [`FILE_BYTES`]; of a file that is written,
-//! every line but the last is whole.
+//! Invariants: at most [`FILES_MAX`] files of at most [`FILE_BYTES`].
 
+use crate::line_files::LineFiles;
 use atoll_format::id::HostId;
 use atoll_node::{EVENT_LINE_MAX, EVENTS_MAX, EventSink, NodeEvent, event_line, read_event_lines};
 use atoll_world::Nanos;
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,40 +105,36 @@ impl EventSink for EventFiles {
 }
 
 struct Writer {
-    directory: PathBuf,
-    /// Of the newest file; 0: there is none.
-    number: u64,
-    /// The newest one, and its bytes; none: another is begun.
-    file: Option<(File, usize)>,
+    files: LineFiles,
     dirty: bool,
     synced: Option<Nanos>,
 }
 
 impl Writer {
     fn open(directory: &Path, host: HostId) -> (Self, Vec<NodeEvent>, Vec<String>) {
-        let directory = directory.to_path_buf();
-        let mut writer = Self { directory, number: 0, file: None, dirty: false, synced: None };
+        let mut files = LineFiles::new(directory.to_path_buf(), FILES_MAX, FILE_BYTES);
         let (mut events, mut said) = (Vec::new(), Vec::new());
-        let shown = writer.directory.display().to_string();
-        let numbers = match writer.numbers() {
+        let unreadable = |path: &Path, e: io::Error| {
+            format!("earlier events cannot be read: {}: {e}", path.display())
+        };
+        let numbers = match files.numbers() {
             Ok(numbers) => numbers,
             Err(e) => {
-                said.push(format!("earlier events cannot be read: {shown}: {e}"));
+                said.push(unreadable(directory, e));
                 Vec::new()
             }
         };
         let begin = numbers.len().saturating_sub(FILES_MAX as usize);
         for &number in &numbers[begin..] {
-            writer.number = number;
-            let path = writer.path(number);
-            let mut bytes = Vec::new();
-            let read = File::open(&path)
-                .and_then(|file| file.take(FILE_BYTES as u64).read_to_end(&mut bytes));
-            if let Err(e) = read {
-                said.push(format!("earlier events cannot be read: {}: {e}", path.display()));
-                writer.file = None;
-                continue;
-            }
+            let path = files.path(number);
+            let bytes = match files.read(number) {
+                Ok(bytes) => bytes,
+                Err(e) => {
+                    said.push(unreadable(&path, e));
+                    files.begin_behind(number);
+                    continue;
+                }
+            };
             let last = events.last().map_or(0, |event: &NodeEvent| event.number);
             let found = read_event_lines(host, last, &bytes);
             if found.bad_lines > 0 {
@@ -151,38 +146,13 @@ impl Writer {
             }
             events.extend(found.events);
             // Only the newest goes on.
-            let cut = OpenOptions::new().append(true).open(&path).and_then(|file| {
-                file.set_len(found.good_bytes as u64)?;
-                Ok((file, found.good_bytes))
-            });
-            writer.file = cut.ok().filter(|_| Some(&number) == numbers.last());
+            files.go_on(number, found.good_bytes);
         }
         // An earlier process may have died before its last ones were durable.
-        writer.dirty = writer.file.is_some();
+        let dirty = files.is_begun();
         let skip = events.len().saturating_sub(EVENTS_MAX);
         events.drain(..skip);
-        (writer, events, said)
-    }
-
-    fn path(&self, number: u64) -> PathBuf {
-        self.directory.join(format!("{number:016}.jsonl"))
-    }
-
-    /// Of the files that are there, rising.
-    fn numbers(&self) -> io::Result<Vec<u64>> {
-        let listing = match std::fs::read_dir(&self.directory) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            listing => listing?,
-        };
-        let mut numbers = Vec::new();
-        for entry in listing {
-            let name = entry?.file_name();
-            let digits = name.to_str().and_then(|name| name.strip_suffix(".jsonl"));
-            let digits = digits.filter(|d| d.len() == 16 && d.bytes().all(|b| b.is_ascii_digit()));
-            numbers.extend(digits.and_then(|digits| digits.parse::<u64>().ok()));
-        }
-        numbers.sort_unstable();
-        Ok(numbers)
+        (Self { files, dirty, synced: None }, events, said)
     }
 
     fn run(mut self, orders: &Receiver<Order>, shared: &Shared) {
@@ -226,7 +196,10 @@ impl Writer {
                 match self.append(batch.as_bytes()) {
                     Ok(()) => shared.is_well(),
                     Err(e) => {
-                        shared.drop_events(count, format!("{}: {e}", self.directory.display()));
+                        shared.drop_events(
+                            count,
+                            format!("{}: {e}", self.files.directory().display()),
+                        );
                     }
                 }
             }
@@ -242,49 +215,17 @@ impl Writer {
     }
 
     fn append(&mut self, batch: &[u8]) -> io::Result<()> {
-        let fits = self.file.as_ref().is_some_and(|(_, len)| len + batch.len() <= FILE_BYTES);
-        if !fits {
-            self.begin_file()?;
-        }
-        let (file, len) = self.file.as_mut().expect("begun above");
-        if let Err(e) = file.write_all(batch) {
-            // What stands behind half a line would not be believed.
-            if file.set_len(*len as u64).is_err() {
-                self.file = None;
-            }
-            return Err(e);
-        }
-        *len += batch.len();
+        self.files.append(batch)?;
         self.dirty = true;
         Ok(())
-    }
-
-    /// Goes on in another file; the oldest goes first, and makes room.
-    fn begin_file(&mut self) -> io::Result<()> {
-        std::fs::create_dir_all(&self.directory)?;
-        if let Some((file, _)) = self.file.take() {
-            file.sync_data()?;
-        }
-        for old in self.numbers()? {
-            if old + FILES_MAX <= self.number + 1 {
-                std::fs::remove_file(self.path(old))?;
-            }
-        }
-        let number = self.number + 1;
-        let file = OpenOptions::new().append(true).create_new(true).open(self.path(number))?;
-        self.number = number;
-        self.file = Some((file, 0));
-        File::open(&self.directory)?.sync_all()
     }
 
     fn sync(&mut self, shared: &Shared) {
         self.synced = Some(atoll_real::now());
         self.dirty = false;
-        let synced = self.file.as_ref().map_or(Ok(()), |(file, _)| file.sync_data());
-        if let Err(e) = synced {
-            // What the file holds is not known: the next events are not behind it.
-            self.file = None;
-            shared.drop_events(0, format!("{}: {e}", self.directory.display()));
+        // The next events are not behind what may not be there.
+        if let Err(e) = self.files.sync() {
+            shared.drop_events(0, format!("{}: {e}", self.files.directory().display()));
         }
     }
 }
