@@ -1,6 +1,7 @@
 """The API over a network: TLS, tokens and roles, on real hosts."""
 
 import http.client
+import json
 import os
 import ssl
 
@@ -124,3 +125,86 @@ class Access(ClusterTest):
         self.assertEqual((statuses[0], statuses[-1]), (401, 429), statuses)
         self.assert_event("api-refused.*requests from 127", host=2)
         self.assertEqual(self.cluster.get("volume", "list", host=2), [])
+
+    @row("issue 23: who has changed what is written down, and a line that is changed shows")
+    def test_audit(self):
+        operator, viewer = self.token("work", "operator"), self.token("look", "viewer")
+        wait_until(
+            "host 2 to know the tokens",
+            lambda: self.over_tls(viewer, "status").returncode == 0,
+            10,
+            0.1,
+        )
+        create = ("volume", "create", "v", "64M", "--policy", "one")
+        self.assertEqual(self.over_tls(operator, *create).returncode, 0)
+        self.assertEqual(self.over_tls(viewer, "volume", "delete", "v", "--yes").returncode, 5)
+        self.cluster.cli("volume", "delete", "v", "--yes")
+        self.assertEqual(self.over_tls(operator, "audit", "list").returncode, 5)
+        entries = self.cluster.get("audit", "list")
+        seen = [(e["host"], e["who"], e["operation"], e["status"]) for e in entries]
+        uid = f"uid:{os.getuid()}"
+        for wanted in (
+            ("host1", uid, "TokenCreate", 200),
+            ("host2", "token:work", "VolumeCreate", 200),
+            ("host2", "token:look", "VolumeDelete", 403),
+            ("host2", "token:work", "AuditList", 403),
+            ("host1", uid, "VolumeDelete", 204),
+        ):
+            self.assertIn(wanted, seen)
+        created = next(e for e in entries if e["operation"] == "VolumeCreate")
+        self.assertEqual((created["from"], created["body"]["name"]), ("127.0.0.1", "v"))
+
+        data = os.path.join(self.cluster.host_dir(1), "data")
+        verify = (ATOLL, "audit", "verify", "--data-dir", data)
+        good = run([*verify, "-o", "json"])
+        noted = json.loads(good.stdout)["item"]
+        self.assertEqual(noted["problems"], [])
+        head = f"{noted['last']}:{noted['sha256']}"
+        # Over a crash too, and the head that was noted is still there.
+        self.cluster.kill(1)
+        self.cluster.start(1)
+        self.token("late", "viewer")
+        run([*verify, "--head", head])
+        entries = [e for e in self.cluster.get("audit", "list") if e["host"] == "host1"]
+        self.assertEqual([e["number"] for e in entries], list(range(1, noted["last"] + 2)))
+        # Somebody takes a line out, another name in, and the end off.
+        path = os.path.join(data, "audit", f"{1:016}.jsonl")
+        with open(path, encoding="utf-8") as f:
+            lines = f.readlines()
+        for changed, says in (
+            (lines[:1] + lines[2:], "stands behind entry 1"),
+            ([lines[0].replace(uid, "uid:7777")] + lines[1:], "one of them was changed"),
+            (lines[: noted["last"] - 1], "was noted and is not there"),
+        ):
+            with open(path, "w", encoding="utf-8") as f:
+                f.writelines(changed)
+            bad = run([*verify, "--head", head], check=False)
+            self.assertEqual(bad.returncode, 1, bad.stdout)
+            self.assertIn(says, bad.stdout)
+        with open(path, "w", encoding="utf-8") as f:
+            f.writelines(lines)
+        run(verify)
+        for bad in ("7", "0:" + "0" * 64):
+            refused = run([*verify, "--head", bad], check=False)
+            self.assert_refusal(refused, 2, "is not NUMBER:SHA256")
+
+        # No room: nobody is kept from anything, and it is told.
+        audit = os.path.join(data, "audit")
+        self.cluster.kill(1)
+        os.rename(audit, audit + ".away")
+        with open(audit, "w", encoding="utf-8"):
+            pass
+        self.cluster.start(1)
+        self.cluster.cli("token", "remove", "late")
+        self.assert_event("audit-not-kept", host=1, timeout_s=20)
+        wait_until(
+            "the check",
+            lambda: "audit-not-kept"
+            in [c["name"] for c in self.cluster.get("status")["health"]["checks"]],
+            10,
+            0.2,
+        )
+        self.assertGreater(self.cluster.metric("atoll_audit_entries_lost_total", 1), 0)
+        os.remove(audit)
+        self.cluster.cli("token", "remove", "look")
+        self.assert_event("audit-kept-again", host=1, timeout_s=20)

@@ -159,6 +159,7 @@ fn schemas() -> Value {
         Token,
         TokenCreate,
         TokenMade,
+        AuditEntry,
     );
     found.push((Missing::name().into_owned(), Missing::schema()));
     let mut all = Map::new();

@@ -461,6 +461,14 @@ operations! {
         Nothing,
         "Remove a token: from now on it is refused",
     );
+    AuditList: read(
+        Admin,
+        "/audit",
+        All,
+        List("AuditEntry"),
+        "Who has changed what, and who was not let: the newest 1,000 entries of each host",
+    )
+    .query(&["scope"]);
 }
 
 /// A page for machines, of the host that is asked.
@@ -557,6 +565,7 @@ mod tests {
             TokenList,
             TokenCreate,
             TokenRemove,
+            AuditList,
         ];
         let operator = [
             PolicyCheck,

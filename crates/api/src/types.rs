@@ -38,6 +38,7 @@ named!(
     Profile,
     Token,
     TokenMade,
+    AuditEntry,
 );
 
 /// A cluster on one screen.
@@ -921,6 +922,45 @@ pub struct Token {
     pub expires: Option<String>,
     /// Whether that time has come.
     pub expired: bool,
+}
+
+/// What somebody has changed through the management interface, or was not let do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AuditEntry {
+    /// Name of the host that was asked.
+    pub host: String,
+    /// Rises by one from entry to entry of its host.
+    pub number: u64,
+    /// When it was asked for, by the clock of that host.
+    pub at: String,
+    /// Whose doing: `token:NAME`; `uid:N`, who came by the Unix socket; `anybody`, who came by TCP
+    /// without TLS.
+    pub who: String,
+    /// What he may do.
+    pub role: Role,
+    /// Where he came from: an IP address, or `socket`.
+    pub from: String,
+    /// The operation: its `operationId`.
+    pub operation: String,
+    /// Path and query of the request; a token in it is replaced by `*`.
+    pub target: String,
+    /// The body of the request; of one above 2,048 bytes, its size: `{"bytes": 3000}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Object)]
+    pub body: Option<serde_json::Value>,
+    /// HTTP status of the answer; 0: whoever asked did not wait for it.
+    pub status: u16,
+    /// `E0401`, of an answer that is a problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// What the problem is: one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// Entries before this one that were not kept.
+    #[serde(default)]
+    pub left_out: u64,
+    /// SHA-256 of its line in the file: the next one has it, too.
+    pub sha256: String,
 }
 
 /// A token that is to be made.

@@ -5,12 +5,13 @@
 //! `dry_run = true` checks everything and changes nothing; every method ends by itself (the
 //! server adds a deadline, and a call that is dropped there goes on).
 
+use crate::audit::Deed;
 use atoll_api::Problem;
 use atoll_api::envelope::Missing;
 use atoll_api::routes::Role;
 use atoll_api::types::{
-    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, Health,
-    Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
+    AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate,
+    Health, Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
     ScrubStart, Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock,
     VolumeLockRequest, VolumePatch,
 };
@@ -157,6 +158,8 @@ pub trait Control: Clone + Send + Sync + 'static {
     fn caller(&self, sha256: String) -> impl Future<Output = ControlResult<Caller>> + Send;
     /// Tells that somebody was refused, in a sentence.
     fn refused(&self, message: String) -> impl Future<Output = ()> + Send;
+    /// Writes down what somebody has done; returns once that is durable, or cannot be.
+    fn record(&self, deed: Deed) -> impl Future<Output = ()> + Send;
     /// Numbers for Prometheus, of this host alone.
     fn metrics(&self) -> impl Future<Output = ControlResult<Vec<Sample>>> + Send;
 
@@ -288,4 +291,6 @@ pub trait Control: Clone + Send + Sync + 'static {
         name: &str,
         change: ChangeOptions,
     ) -> impl Future<Output = ControlResult<()>> + Send;
+    /// What was written down, the newest of each host.
+    fn audit(&self, scope: Scope) -> impl Future<Output = Collected<Vec<AuditEntry>>> + Send;
 }

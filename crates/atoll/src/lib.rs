@@ -4,6 +4,7 @@
 //! It parses, wires and prints; a decision found here is in the wrong crate. A library only so
 //! that tests can run the server and the commands against a made-up engine.
 
+pub mod audit;
 pub mod bridge;
 pub mod cli;
 pub mod config;

@@ -5,6 +5,7 @@
 //! process ends when a shard ends; SIGTERM and SIGINT stop it in order; the service manager is told
 //! that the host serves once it does, and that it lives by a round trip through every shard.
 
+use crate::audit::AuditLog;
 use crate::bridge::{Bridge, ShardHandle, bridge};
 use crate::cli::args::{Directory, Serve};
 use crate::cli::certificate::random_id;
@@ -26,6 +27,7 @@ use atoll_real::directory::{DirectoryClient, DirectoryServer};
 use atoll_world::Directory as _;
 use std::cell::OnceCell;
 use std::path::Path;
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Runs the daemon until it is told to stop.
@@ -52,10 +54,11 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
         };
         data.identity("host-id", || new)?
     };
+    let audit = Arc::new(AuditLog::open(&config.data_dir));
     let listeners = Listeners::bind(config.api, config.api_socket.as_deref()).await?;
     let listeners = listeners.at_most(shares.api);
     let tls = trust.as_ref().map(|trust| trust.tls().clone());
-    let plan = Plan::new(config.clone(), trust, shards, shares.nbd);
+    let plan = Plan::new(config.clone(), trust, audit.clone(), shards, shares.nbd);
     let (near, handle) = bridge::<Engine>();
     let (sender, bound) = oneshot::channel();
     let (ended, mut end) = oneshot::channel();
@@ -74,7 +77,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     }
     let manager = ServiceManager::of_environment();
     let mut telling = std::pin::pin!(tell(manager.as_ref(), near.clone()));
-    let control = EngineControl::new(near);
+    let control = EngineControl::new(near, audit);
     let access = Access {
         names: config.api_names.clone(),
         writable: config.api_writable,

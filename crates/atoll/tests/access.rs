@@ -5,13 +5,15 @@ mod common;
 use atoll::rest::door::Access;
 use atoll_api::client::{Call, Tls, Token};
 use atoll_api::routes::{Op, Page, Role};
-use atoll_api::types::{Token as TokenItem, TokenCreate, TokenMade};
+use atoll_api::types::{AuditEntry, Token as TokenItem, TokenCreate, TokenMade};
 use atoll_api::{Client, Code, Endpoint, Problem};
 use atoll_format::id::{ClusterId, HostId};
 use atoll_trust::{ApiTrust, Authority, HOST_VALID_S, PeerTls};
 use common::TestServer;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -251,6 +253,107 @@ fn the_program_makes_shows_uses_and_removes_tokens() {
     let done = place.program(&["status"], &[("ATOLL_TOKEN", "hunter2")]);
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(done.status.code() == Some(2) && !said.contains("hunter2"), "{said}");
+}
+
+#[test]
+fn every_change_is_written_down_with_who_asked_and_what_came_of_it() {
+    let place = Place::new();
+    let tokens = Role::ALL.map(|role| (role, place.token(role.name(), role)));
+    let uid = std::fs::metadata(&place.server.socket).unwrap().uid();
+    let made = std::mem::take(&mut place.server.state().deeds);
+    assert_eq!(made.len(), 3);
+    for deed in &made {
+        let who = format!("uid:{uid}");
+        assert_eq!((&*deed.who, deed.role, &*deed.from), (&*who, Role::Admin, "socket"));
+        assert_eq!((&*deed.operation, &*deed.target), ("TokenCreate", "/api/v1/tokens"));
+        assert_eq!(
+            (deed.status, deed.body.as_ref().unwrap()["valid_s"].as_u64()),
+            (200, Some(3600))
+        );
+    }
+    for &op in Op::ALL.iter().filter(|&&op| op != Op::EventList) {
+        for (role, token) in &tokens {
+            let answer = place.ask(Some(token), call(op));
+            let deeds = std::mem::take(&mut place.server.state().deeds);
+            let refused = *role < op.route().role;
+            let wanted = op.route().is_change() || refused;
+            assert_eq!(deeds.len(), usize::from(wanted), "{op:?} as {role}: {deeds:?}");
+            let Some(deed) = deeds.first() else { continue };
+            assert_eq!(deed.who, format!("token:{}", role.name()));
+            assert_eq!((deed.role, &*deed.from), (*role, "127.0.0.1"));
+            assert_eq!(deed.operation, format!("{op:?}"));
+            assert_eq!(deed.target, call(op).target);
+            match answer {
+                Ok(()) => assert!((200..300).contains(&deed.status) && deed.code.is_empty()),
+                Err(problem) => {
+                    let told = (problem.status, problem.code.to_string(), problem.detail);
+                    assert_eq!((deed.status, deed.code.clone(), deed.detail.clone()), told);
+                }
+            }
+        }
+    }
+    // Who is nobody has done nothing, and fills nothing.
+    place.ask(None, call(Op::VolumeDelete)).unwrap_err();
+    place.ask(Some(&format!("atoll_{}", "0".repeat(64))), call(Op::VolumeDelete)).unwrap_err();
+    assert_eq!(place.server.state().deeds, []);
+    // A lock's token is as good as the lock.
+    let unlock = call(Op::VolumeUnlock).query("token", "0123456789abcdef");
+    let _ = place.ask(Some(&tokens[1].1), unlock);
+    let deeds = std::mem::take(&mut place.server.state().deeds);
+    assert_eq!(deeds[0].target, "/api/v1/volumes/none/lock?token=*");
+    let all = serde_json::to_string(&[made, deeds].concat()).unwrap();
+    assert!(tokens.iter().all(|(_, token)| !all.contains(token.as_str())), "{all}");
+}
+
+#[test]
+fn a_change_whose_client_goes_away_is_written_down_too() {
+    let place = Place::new();
+    place.server.state().delay = Duration::from_secs(2);
+    let mut stream = UnixStream::connect(&place.server.socket).unwrap();
+    let body = r#"{"name":"v","size_bytes":1048576}"#;
+    write!(
+        stream,
+        "POST /api/v1/volumes HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    run(async { tokio::time::sleep(Duration::from_millis(300)).await });
+    drop(stream);
+    for _ in 0..200 {
+        if let Some(deed) = place.server.state().deeds.first() {
+            assert_eq!((&*deed.operation, deed.status), ("VolumeCreate", 0));
+            assert_eq!(deed.body.as_ref().unwrap()["name"], "v");
+            return;
+        }
+        run(async { tokio::time::sleep(Duration::from_millis(50)).await });
+    }
+    panic!("nothing is written down");
+}
+
+#[test]
+fn the_program_lists_what_was_written_down() {
+    let place = Place::new();
+    let token = place.token("root", Role::Admin);
+    let ca = place.ca();
+    let access = [("ATOLL_TOKEN", &*token), ("ATOLL_CA", ca.to_str().unwrap())];
+    assert_eq!(place.program(&["volume", "delete", "v7", "--yes"], &access).status.code(), Some(3));
+    let text = |words: &[&str]| {
+        let done = place.program(words, &access);
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let list = text(&["audit", "list"]);
+    let line = list.lines().find(|line| line.contains("VolumeDelete")).expect(&list);
+    for part in ["token:root", "127.0.0.1", "VolumeDelete  /volumes/v7 ", "404 E0201"] {
+        assert!(line.contains(part), "{part}: {list}");
+    }
+    let line = list.lines().find(|line| line.contains("TokenCreate")).expect(&list);
+    assert!(line.contains("/tokens {\"name\":\"root\",\"role\":\"admin\""), "{list}");
+    let json: atoll_api::List<AuditEntry> =
+        serde_json::from_str(&text(&["audit", "list", "-o", "json"])).unwrap();
+    assert_eq!(json.items.len(), 2);
+    assert!(text(&["audit", "list", "-o", "wide"]).contains("there is no volume 'v7'"));
 }
 
 #[test]

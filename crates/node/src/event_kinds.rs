@@ -6,6 +6,11 @@ const NEXT_STEPS: &[(&str, &str)] = &[
         "api-refused",
         "atoll token list; give who asks a good token, or find out who it is (docs/security.md)",
     ),
+    (
+        "audit-damaged",
+        "atoll audit verify, on the host, names the lines; find out who has changed them",
+    ),
+    ("audit-not-kept", "make room on the file system of host.data_dir, or make it writable"),
     ("bad-block", "atoll disk list; a disk with more and more of them is to be replaced"),
     ("block-lost", "restore the volume from a backup; atoll volume show VOLUME"),
     ("block-repaired", "atoll disk list; a disk with more and more of them is to be replaced"),

@@ -1,6 +1,7 @@
 //! The command line: what can be typed. Every command has a line about it and an example.
 
 use super::out::{Color, Format};
+use crate::audit::Head;
 use atoll_api::Endpoint;
 use atoll_api::routes::Role;
 use atoll_format::id::{ClusterId, HostId};
@@ -126,6 +127,9 @@ pub enum Command {
     /// Who may ask the hosts over a network
     #[command(subcommand)]
     Token(Token),
+    /// Who has changed what, and who was not let
+    #[command(subcommand)]
+    Audit(Audit),
     /// For the day something is wrong
     #[command(subcommand)]
     Support(Support),
@@ -643,6 +647,30 @@ pub enum Token {
         /// Its name
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Audit {
+    /// List what was changed, by whom and from where: the newest 1,000 entries of each host
+    #[command(after_help = "Example: atoll audit list -o wide")]
+    List,
+    /// Check that the audit log of this host is as it was written: on the host, by its files
+    #[command(after_help = "Example: atoll audit verify")]
+    Verify(AuditVerify),
+}
+
+#[derive(Debug, Args)]
+pub struct AuditVerify {
+    /// An entry that was noted elsewhere, by number and sha256 ('atoll audit list -o json', or the
+    /// daemon's log): it must be there
+    #[arg(long, value_name = "NUMBER:SHA256")]
+    pub head: Option<Head>,
+    /// Data directory of the host; of its configuration without it
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Configuration of this host
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
 }
 
 /// What the holder of a token may do.

@@ -2,8 +2,8 @@
 
 use super::args::Cli;
 use super::args::{
-    Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Prepare, Resync, Scrub,
-    Session, Status, Support, Task, Token, Top, TopOf, Volume,
+    Audit, Cluster, Command, Completion, Disk, Events, Group, Host, Man, Policy, Prepare, Resync,
+    Scrub, Session, Status, Support, Task, Token, Top, TopOf, Volume,
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
@@ -90,6 +90,11 @@ pub async fn run(context: &Context, command: Command) -> Run {
             context.out.list(&list)
         }
         Command::Token(token) => self::token(context, token).await,
+        Command::Audit(Audit::List) => {
+            let list: List<types::AuditEntry> = context.list(ask(Op::AuditList)).await?;
+            context.out.list(&list)
+        }
+        Command::Audit(Audit::Verify(verify)) => super::audit::verify(context, &verify),
         Command::Support(Support::Bundle(bundle)) => {
             crate::support::bundle(context, bundle.to, &bundle.config).await
         }

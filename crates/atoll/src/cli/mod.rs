@@ -6,6 +6,7 @@
 
 mod access;
 pub mod args;
+mod audit;
 pub mod certificate;
 mod commands;
 pub mod context;
@@ -79,6 +80,7 @@ fn meaningless(cli: &Cli) -> Option<Problem> {
         Command::Dev(_) => ("dev", false),
         Command::Host(args::Host::Prepare(_)) => ("host prepare", false),
         Command::Support(_) => ("support bundle", false),
+        Command::Audit(args::Audit::Verify(_)) => ("audit verify", false),
         Command::Cluster(args::Cluster::Authority(_)) => ("cluster authority create", false),
         Command::Cluster(args::Cluster::Certificate(_)) => ("cluster certificate", false),
         Command::Completion(_) => ("completion", false),

@@ -2,10 +2,11 @@
 
 use super::out::{Out, Row};
 use crate::machine::findings::Finding;
+use atoll_api::routes::PREFIX;
 use atoll_api::types::{
-    Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host, HostRemoval,
-    HostRemovalState, Io, Level, Member, MemberState, Placement, Policy, Resync, ResyncItem, Scrub,
-    Session, Space, Status, Task, TaskState, Token, Volume, VolumeState,
+    AuditEntry, Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host,
+    HostRemoval, HostRemovalState, Io, Level, Member, MemberState, Placement, Policy, Resync,
+    ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Token, Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -436,6 +437,53 @@ impl Row for Token {
     }
     fn name(&self) -> String {
         self.name.clone()
+    }
+}
+
+/// Characters of a request in a table.
+const REQUEST_MAX: usize = 72;
+
+/// Path, query and body of a request, cut where they are long.
+fn request(entry: &AuditEntry) -> String {
+    let target = entry.target.strip_prefix(PREFIX).unwrap_or(&entry.target);
+    let body = entry.body.as_ref().map(|body| format!(" {body}")).unwrap_or_default();
+    let text = format!("{target}{body}");
+    match text.char_indices().nth(REQUEST_MAX) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
+}
+
+impl Row for AuditEntry {
+    const HEAD: &'static [&'static str] =
+        &["AT", "HOST", "WHO", "FROM", "WHAT", "REQUEST", "ANSWER"];
+    const WIDE: &'static [&'static str] = &["NUMBER", "ROLE", "DETAIL", "SHA256"];
+    fn cells(&self) -> Vec<String> {
+        let answer = match (self.status, &self.code) {
+            (0, _) => "not waited for".into(),
+            (status, None) => status.to_string(),
+            (status, Some(code)) => format!("{status} {code}"),
+        };
+        vec![
+            self.at.clone(),
+            self.host.clone(),
+            self.who.clone(),
+            self.from.clone(),
+            self.operation.clone(),
+            request(self),
+            answer,
+        ]
+    }
+    fn wide(&self) -> Vec<String> {
+        vec![
+            self.number.to_string(),
+            self.role.to_string(),
+            or_dash(self.detail.as_deref()),
+            self.sha256.clone(),
+        ]
+    }
+    fn name(&self) -> String {
+        format!("{} {}", self.host, self.number)
     }
 }
 

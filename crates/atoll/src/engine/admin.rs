@@ -158,7 +158,21 @@ impl Engine {
         };
         let trust = self.trust.iter();
         let trust = trust.filter_map(|trust| trust.check(&self.config.host_name, now_s()));
-        unused.map(check).chain(trust).collect()
+        unused.map(check).chain(trust).chain(self.audit_check()).collect()
+    }
+
+    /// That the audit log of this host takes no entries, if so.
+    fn audit_check(&self) -> Option<HealthCheck> {
+        let why = self.audit.trouble()?;
+        let (host, lost) = (&self.config.host_name, self.audit.lost());
+        Some(HealthCheck {
+            name: "audit-not-kept".into(),
+            level: Level::Warning,
+            message: format!(
+                "host {host} does not write down who changes what, {lost} entries are lost: {why}"
+            ),
+            remedy: "make room on the file system of host.data_dir, or make it writable".into(),
+        })
     }
 
     /// How this host's connections with others are protected.
@@ -869,6 +883,9 @@ impl Engine {
                 files.dropped() as f64,
             );
         }
+        let help = "Entries of the audit log that the file system of host.data_dir did not take.";
+        let lost = self.audit.lost() as f64;
+        put("atoll_audit_entries_lost_total", help, true, &[("host", host)], lost);
         if let Some(trust) = &self.trust {
             let help = "When the certificate of this host expires, in seconds since 1970.";
             let until = trust.validity().until_s as f64;

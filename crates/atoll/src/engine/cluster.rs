@@ -14,8 +14,8 @@ use crate::control::{Scope, Told};
 use crate::trust::Protection;
 use atoll_api::envelope::Missing;
 use atoll_api::types::{
-    Cluster, Disk, Health, HealthCheck, Host, Io, Level, Profile, Scrub, ScrubStart, Session,
-    Status, Volume, VolumeState,
+    AuditEntry, Cluster, Disk, Health, HealthCheck, Host, Io, Level, Profile, Scrub, ScrubStart,
+    Session, Status, Volume, VolumeState,
 };
 use atoll_api::{Code, Problem};
 use atoll_format::id::HostId;
@@ -240,6 +240,13 @@ impl Engine {
         let mut told = self.others(scope, Question::Profiles).await?;
         told.what.push(own);
         told.what.extend(told.missing.iter().map(untold_profile));
+        Ok(told)
+    }
+
+    /// What was written down on all hosts.
+    pub async fn all_audit(&self, scope: &Scope) -> Collected<Vec<AuditEntry>> {
+        let mut told = self.others::<AuditEntry>(scope, Question::Audit).await?;
+        told.what.extend(self.audit.recent(&self.config.host_name));
         Ok(told)
     }
 

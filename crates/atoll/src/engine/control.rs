@@ -4,16 +4,18 @@
 use super::Engine;
 use super::host_request::HostRequest;
 use super::items::resync_item;
+use crate::audit::{AuditLog, Deed};
 use crate::bridge::Bridge;
 use crate::control::{Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
 use atoll_api::types::{
-    Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health, Host,
-    HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart,
-    Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock, VolumeLockRequest,
-    VolumePatch,
+    AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health,
+    Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
+    ScrubStart, Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock,
+    VolumeLockRequest, VolumePatch,
 };
 use atoll_api::{Code, Problem};
 use std::rc::Rc;
+use std::sync::Arc;
 
 type ControlResult<T> = Result<T, Problem>;
 type Collected<T> = Result<Told<T>, Problem>;
@@ -22,12 +24,13 @@ type Collected<T> = Result<Told<T>, Problem>;
 #[derive(Clone)]
 pub struct EngineControl {
     bridge: Bridge<Engine>,
+    audit: Arc<AuditLog>,
 }
 
 impl EngineControl {
-    /// In front of the shard at the other end of `bridge`.
-    pub fn new(bridge: Bridge<Engine>) -> Self {
-        Self { bridge }
+    /// In front of the shard at the other end of `bridge`; what is done goes into that log.
+    pub fn new(bridge: Bridge<Engine>, audit: Arc<AuditLog>) -> Self {
+        Self { bridge, audit }
     }
 }
 
@@ -55,6 +58,11 @@ impl Control for EngineControl {
     async fn refused(&self, message: String) {
         // A host that does not serve yet tells nobody.
         let _ = self.bridge.call(|engine| async move { engine.refused(message) }).await;
+    }
+
+    async fn record(&self, deed: Deed) {
+        // Whatever the engine is at.
+        self.audit.keep(deed).await;
     }
 
     async fn metrics(&self) -> ControlResult<Vec<Sample>> {
@@ -343,5 +351,9 @@ impl Control for EngineControl {
             engine.token_remove(&name, change.dry_run).await
         };
         self.bridge.call(remove).await
+    }
+
+    async fn audit(&self, scope: Scope) -> Collected<Vec<AuditEntry>> {
+        self.bridge.call(move |engine| async move { engine.all_audit(&scope).await }).await
     }
 }

@@ -61,6 +61,8 @@ pub enum Question {
     Profiles,
     /// How its connections are protected: [`Protection`](crate::trust::Protection).
     Protection,
+    /// What was written down on it: [`AuditEntry`](atoll_api::types::AuditEntry).
+    Audit,
 }
 
 /// The host that does something; name and release are for messages.
@@ -240,6 +242,10 @@ impl Engine {
             }
             Question::Profiles => page(vec![self.profile().await?], |p| p.host.clone(), after),
             Question::Protection => page(vec![self.protection()], |_| String::new(), after),
+            Question::Audit => {
+                let entries = self.audit.recent(&self.config.host_name);
+                page(entries, |entry| format!("{:020}", entry.number), after)
+            }
         })
     }
 }

@@ -31,6 +31,7 @@ pub use control::EngineControl;
 pub use host::HostNode;
 pub use shard::{Plan, Shard};
 
+use crate::audit::AuditLog;
 use crate::bridge::Bridge;
 use crate::config::Config;
 use crate::lock::DataDir;
@@ -54,6 +55,7 @@ use event_files::EventFiles;
 use futures_util::future::{FutureExt, try_join};
 use host::HostWorld;
 use meter::PEER;
+use room::Kept;
 use shard::{RETRY_EVERY, STOP_WAIT};
 use shards::Shards;
 use std::cell::{OnceCell, RefCell};
@@ -83,6 +85,8 @@ pub struct Engine {
     pub shards: Shards,
     /// None: without TLS.
     pub trust: Option<Arc<HostTrust>>,
+    /// Who has changed what.
+    pub audit: Arc<AuditLog>,
     tasks: RefCell<TaskBook>,
     /// When this process began.
     began: Nanos,
@@ -134,6 +138,7 @@ impl Engine {
             host,
             slots: plan.slots.clone(),
             trust: plan.trust.clone(),
+            audit: plan.audit.clone(),
             shards: Shards::new(Shard::new(0, plan), others),
             tasks: RefCell::default(),
             began: atoll_real::now(),
@@ -281,6 +286,11 @@ impl Engine {
             let about = About::host(node.id());
             node.note(Severity::Warning, "events-damaged", about, sentence);
         }
+        for sentence in self.audit.said() {
+            tracing::warn!("{sentence}");
+            let about = About::host(node.id());
+            node.note(Severity::Warning, "audit-damaged", about, sentence.clone());
+        }
         own.start_first(node.clone());
         let start = move |shard: Rc<Shard>| async move {
             shard.start(&first);
@@ -293,7 +303,11 @@ impl Engine {
         // What was noted so far is in the log already. Ends with the shard.
         tokio::task::spawn_local(log_events(node.clone(), node.events_end()));
         tokio::task::spawn_local(room::watch(node.clone(), self.config.data_dir.clone()));
-        tokio::task::spawn_local(room::watch_events(node.clone(), files));
+        let events = move || (files.trouble(), files.dropped());
+        tokio::task::spawn_local(Kept::EVENTS.watch(node.clone(), events));
+        let audit = self.audit.clone();
+        let audit = move || (audit.trouble(), audit.lost());
+        tokio::task::spawn_local(Kept::AUDIT.watch(node.clone(), audit));
         if let Some(trust) = &self.trust {
             tokio::task::spawn_local(trust::watch(node.clone(), trust.clone()));
         }

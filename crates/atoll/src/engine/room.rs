@@ -1,11 +1,9 @@
 //! The file system of this host's state (identity, sockets, perhaps its log): the data path does
 //! not need it, but whoever looks for what went wrong does.
 
-use super::event_files::EventFiles;
 use super::host::HostNode;
 use atoll_node::{About, Severity};
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Duration;
 
 /// How often it is looked at.
@@ -55,28 +53,49 @@ pub async fn watch(node: HostNode, directory: PathBuf) {
     }
 }
 
-/// Tells when events are no longer kept, and when they are again.
-pub async fn watch_events(node: HostNode, files: Rc<EventFiles>) {
-    let mut dropped = None;
-    loop {
-        match (files.trouble(), dropped) {
-            (Some(why), None) => {
-                dropped = Some(files.dropped());
-                let message = format!("events are not kept over a restart: {why}");
-                let about = About { cause: why, ..About::host(node.id()) };
-                node.note(Severity::Warning, "events-not-kept", about, message);
+/// Something that should last, in files of the state.
+pub struct Kept {
+    /// Kinds of the events that tell when it does not, and when it does again.
+    pub kinds: [&'static str; 2],
+    /// What is told then: the reason, and the number of those that are lost, are added.
+    pub says: [&'static str; 2],
+}
+
+impl Kept {
+    /// This host's events.
+    pub const EVENTS: Self = Self {
+        kinds: ["events-not-kept", "events-kept-again"],
+        says: ["events are not kept over a restart", "events are kept again"],
+    };
+    /// Who has changed what.
+    pub const AUDIT: Self = Self {
+        kinds: ["audit-not-kept", "audit-kept-again"],
+        says: ["who changes what is not written down", "who changes what is written down again"],
+    };
+
+    /// Tells it of a host; `state`: why the last one was not kept, and how many were not so far.
+    pub async fn watch(self, node: HostNode, state: impl Fn() -> (Option<String>, u64)) {
+        let mut lost_before = None;
+        loop {
+            match (state(), lost_before) {
+                ((Some(why), lost), None) => {
+                    lost_before = Some(lost);
+                    let message = format!("{}: {why}", self.says[0]);
+                    let about = About { cause: why, ..About::host(node.id()) };
+                    node.note(Severity::Warning, self.kinds[0], about, message);
+                }
+                // Whether it is well shows with the next one.
+                ((None, lost), Some(before)) => {
+                    let lost = lost.saturating_sub(before);
+                    let message = format!("{}; {lost} are not, since that was told", self.says[1]);
+                    let numbers = vec![("lost", lost)];
+                    let about = About { numbers, ..About::host(node.id()) };
+                    node.note(Severity::Info, self.kinds[1], about, message);
+                    lost_before = None;
+                }
+                _ => {}
             }
-            // Whether it is well shows with the next event.
-            (None, Some(before)) => {
-                let lost = files.dropped().saturating_sub(before);
-                let message = format!("events are kept again; {lost} are not, since that was told");
-                let numbers = vec![("lost", lost)];
-                let about = About { numbers, ..About::host(node.id()) };
-                node.note(Severity::Info, "events-kept-again", about, message);
-                dropped = None;
-            }
-            _ => {}
+            tokio::time::sleep(EVERY).await;
         }
-        tokio::time::sleep(EVERY).await;
     }
 }

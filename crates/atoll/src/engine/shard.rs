@@ -8,6 +8,7 @@ use super::directory::HostDirectory;
 use super::disks::{self, Identity, Slots, Started};
 use super::host::{HostNode, HostStore, HostWorld};
 use super::meter::{Figures, Meter, MeteredVolumes, PEER};
+use crate::audit::AuditLog;
 use crate::bridge::ShardHandle;
 use crate::config::Config;
 use crate::trust::HostTrust;
@@ -54,6 +55,8 @@ pub struct Plan {
     pub slots: Arc<Slots>,
     /// This host's certificate; none: without TLS.
     pub trust: Option<Arc<HostTrust>>,
+    /// Who has changed what.
+    pub audit: Arc<AuditLog>,
     pub siblings: Siblings,
     /// NBD clients of the host at once.
     pub nbd_connections: usize,
@@ -86,6 +89,7 @@ impl Plan {
     pub fn new(
         config: Config,
         trust: Option<Arc<HostTrust>>,
+        audit: Arc<AuditLog>,
         shards: u8,
         nbd_connections: usize,
     ) -> Self {
@@ -93,7 +97,7 @@ impl Plan {
         let siblings = Siblings::of(shards);
         let (next_session, clients) = (Arc::default(), Arc::default());
         let config = Arc::new(config);
-        Self { config, slots, trust, siblings, nbd_connections, next_session, clients }
+        Self { config, slots, trust, audit, siblings, nbd_connections, next_session, clients }
     }
 
     /// What each shard's NBD server keeps to: data of clients is the host's, as far as each has

@@ -5,6 +5,7 @@ use super::directory::HostDirectory;
 use super::event_files::EventFiles;
 use super::host::HostNode;
 use super::{Bound, Engine, EngineControl, Plan, shard};
+use crate::audit::AuditLog;
 use crate::bridge::bridge;
 use crate::config::Config;
 use crate::lock::DataDir;
@@ -23,6 +24,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -120,7 +122,8 @@ async fn asks() {
     let config = config(dir.path(), &directory);
     let (data, socket) =
         (DataDir::lock(&config.data_dir).unwrap(), config.api_socket.clone().unwrap());
-    let plan = Plan::new(config, None, 1, 4);
+    let audit = Arc::new(AuditLog::open(&config.data_dir));
+    let plan = Plan::new(config, None, audit.clone(), 1, 4);
     let bound = Bound::new(&plan).await.unwrap();
     let engine = Engine::new(plan, HostId(1), Vec::new());
     let (near, handle) = bridge::<Engine>();
@@ -128,7 +131,7 @@ async fn asks() {
     let (living, halt) = (engine.clone(), stop.clone());
     let living = tokio::task::spawn_local(async move { living.live(bound, &data, halt).await });
     let listeners = Listeners::bind(None, Some(&socket)).await.unwrap();
-    let rest = listeners.serve(EngineControl::new(near), Access::default(), stop);
+    let rest = listeners.serve(EngineControl::new(near, audit), Access::default(), stop);
     let rest = tokio::task::spawn_local(rest);
     let old = start_old(&directory, &dir.path().join("old")).await;
     let client = Client::new(Endpoint::Unix(socket), Duration::from_secs(20));

@@ -35,10 +35,30 @@ pub struct Access {
 /// By which way a connection came.
 #[derive(Clone, Copy, Debug)]
 pub enum Door {
-    /// The Unix socket.
-    Unix,
+    /// The Unix socket, and the user at its other end, if the system says who that is.
+    Unix { uid: Option<u32> },
     /// TCP: where the server listens, where this client reached it, and from where.
     Tcp { bound: SocketAddr, local: SocketAddr, peer: IpAddr },
+}
+
+impl Door {
+    /// Where it leads from, for who reads it.
+    pub fn from(self) -> String {
+        match self {
+            Self::Unix { .. } => "socket".into(),
+            Self::Tcp { peer, .. } => peer.to_string(),
+        }
+    }
+
+    /// Who a caller is that came by it.
+    pub fn who(self, caller: &Caller) -> String {
+        match (&caller.token, self) {
+            (Some(token), _) => format!("token:{token}"),
+            (None, Self::Unix { uid: Some(uid) }) => format!("uid:{uid}"),
+            (None, Self::Unix { uid: None }) => "uid:unknown".into(),
+            (None, Self::Tcp { .. }) => "anybody".into(),
+        }
+    }
 }
 
 /// Said of what no page of ours sends.
@@ -64,7 +84,7 @@ pub enum Shown {
 pub fn shown(door: Door, access: &Access, headers: &HeaderMap) -> Result<Shown, Problem> {
     let way = |role| Ok(Shown::Way(Caller { token: None, role }));
     let peer = match door {
-        Door::Unix => return way(Role::Admin),
+        Door::Unix { .. } => return way(Role::Admin),
         Door::Tcp { .. } if access.tls.is_none() => {
             return way(if access.writable { Role::Admin } else { Role::Viewer });
         }
@@ -146,7 +166,7 @@ fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Problem> 
 
 fn foreign(door: Door, name: &str) -> Problem {
     let here = match door {
-        Door::Unix => "localhost".to_owned(),
+        Door::Unix { .. } => "localhost".to_owned(),
         Door::Tcp { bound, .. } => bound.to_string(),
     };
     let detail = format!("the request is for {}, and this is {here}", show(name));
@@ -159,13 +179,13 @@ fn is_ours(door: Door, access: &Access, name: &str) -> bool {
     let (host, port) = split(name);
     let default = if access.tls.is_some() { 443 } else { 80 };
     let port_fits = || match door {
-        Door::Unix => true,
+        Door::Unix { .. } => true,
         Door::Tcp { bound, .. } => port.unwrap_or(default) == bound.port(),
     };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(ip) = bare.parse::<IpAddr>() {
         let known = match door {
-            Door::Unix => ip.is_loopback(),
+            Door::Unix { .. } => ip.is_loopback(),
             Door::Tcp { bound, local, .. } => {
                 ip.is_loopback() || ip == bound.ip() || ip == local.ip().to_canonical()
             }
@@ -203,6 +223,9 @@ fn split(name: &str) -> (&str, Option<u16>) {
 
 #[cfg(test)]
 mod tests {
+    /// Of root.
+    const UNIX: Door = Door::Unix { uid: Some(0) };
+
     use super::{Access, Door, Shown, check, permit, shown};
     use crate::control::Caller;
     use atoll_api::Code;
@@ -262,17 +285,17 @@ mod tests {
             (all, "10.1.2.3:8460", true),
             (all, "[::]:8460", true),
             (all, "10.1.2.4:8460", false),
-            (Door::Unix, "localhost", true),
-            (Door::Unix, "localhost:1234", true),
-            (Door::Unix, "storage.lan", true),
-            (Door::Unix, "evil.example", false),
+            (UNIX, "localhost", true),
+            (UNIX, "localhost:1234", true),
+            (UNIX, "storage.lan", true),
+            (UNIX, "evil.example", false),
         ] {
             let answer = ask(door, &access, &[("host", host)]);
             let want = if ours { Ok(()) } else { Err(Code::ForeignOrigin) };
             assert_eq!(answer, want, "{door:?} {host}");
         }
         assert_eq!(ask(one, &access, &[]), Err(Code::BadRequest));
-        assert_eq!(ask(Door::Unix, &access, &[]), Ok(()));
+        assert_eq!(ask(UNIX, &access, &[]), Ok(()));
         let twice = [("host", "127.0.0.2:8460"), ("host", "evil.example")];
         assert_eq!(ask(one, &access, &twice), Err(Code::BadRequest));
         let request = Request::get("http://evil.example/api/v1/volumes");
@@ -314,7 +337,7 @@ mod tests {
             (("sec-fetch-site", "none"), Ok(())),
         ] {
             assert_eq!(ask(door, &access, &[host, site]), want, "{site:?}");
-            assert_eq!(ask(Door::Unix, &access, &[host, site]), want, "{site:?}");
+            assert_eq!(ask(UNIX, &access, &[host, site]), want, "{site:?}");
         }
     }
 
@@ -337,7 +360,7 @@ mod tests {
         let bearer = format!("Bearer {text}");
         let nothing: &[&str] = &[];
         for values in [nothing, &["Basic x"], &[bearer.as_str()]] {
-            assert_eq!(show(Door::Unix, &tls, values), way(Role::Admin));
+            assert_eq!(show(UNIX, &tls, values), way(Role::Admin));
             assert_eq!(show(door, &reads, values), way(Role::Viewer));
             assert_eq!(show(door, &writes, values), way(Role::Admin));
         }

@@ -163,7 +163,8 @@ async fn accept_tcp(
 async fn accept_unix(listener: Option<&(UnixListener, PathBuf)>) -> io::Result<Accepted> {
     let Some((listener, _)) = listener else { return std::future::pending().await };
     let (stream, _) = listener.accept().await?;
-    Ok(Accepted { socket: Socket::Unix(stream), door: Door::Unix, of_network: None })
+    let uid = stream.peer_cred().ok().map(|user| user.uid());
+    Ok(Accepted { socket: Socket::Unix(stream), door: Door::Unix { uid }, of_network: None })
 }
 
 /// The connection inside TLS; none if the other end speaks none, or goes away.

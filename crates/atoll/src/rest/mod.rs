@@ -17,6 +17,7 @@ mod failures;
 mod guard;
 mod idempotency;
 pub mod listen;
+mod record;
 mod request;
 
 use crate::control::{Caller, Control, EventMarks, EventsRead, Scope, Told};
@@ -39,6 +40,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use idempotency::{Begin, Keys};
+use record::Record;
 use request::{Parsed, Target};
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -87,7 +89,11 @@ impl<C: Control> Rest<C> {
     pub async fn answer(&self, door: Door, request: Request<Incoming>) -> Response<Body> {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
-        let reply = self.try_answer(door, request).await.unwrap_or_else(|problem| refuse(&problem));
+        let mut record = Record::new(&self.control);
+        let answer = self.try_answer(door, request, &mut record).await;
+        let problem = answer.as_ref().err().cloned();
+        let reply = answer.unwrap_or_else(|problem| refuse(&problem));
+        record.end(reply.status().as_u16(), problem.as_ref()).await;
         tracing::debug!(%method, path, status = reply.status().as_u16(), "request");
         reply
     }
@@ -96,6 +102,7 @@ impl<C: Control> Rest<C> {
         &self,
         door: Door,
         request: Request<Incoming>,
+        record: &mut Record<C>,
     ) -> Result<Response<Body>, Problem> {
         let target = request::target(&request);
         door::check(door, &self.access, &request)?;
@@ -116,7 +123,13 @@ impl<C: Control> Rest<C> {
                     return Err(problem);
                 }
             };
-            door::permit(&caller, needed, &self.access)?;
+            let permitted = door::permit(&caller, needed, &self.access);
+            if let Ok(Target::Operation(op, _)) = &target
+                && (op.route().is_change() || permitted.is_err())
+            {
+                record.begin(door, &caller, *op, request.uri());
+            }
+            permitted?;
         }
         request::check_head(&request)?;
         let _call = self.calls.try_acquire().map_err(|_| {
@@ -126,6 +139,7 @@ impl<C: Control> Rest<C> {
         match target? {
             Target::Operation(op, params) => {
                 let parsed = request::parse(op, params, request).await?;
+                record.body(&parsed.bytes);
                 let call = self.dispatch(&parsed, token);
                 // The engine goes on with what it has begun; only the answer is given up.
                 tokio::time::timeout(limits::CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
@@ -351,6 +365,9 @@ impl<C: Control> Rest<C> {
             Op::TokenRemove => {
                 control.token_remove(asked.param(0), change).await.map(|()| nothing())
             }
+            Op::AuditList => self.list(asked, control.audit(scope).await?, |entry| {
+                format!("{} {} {:020}", entry.at, entry.host, entry.number)
+            }),
         }
     }
 

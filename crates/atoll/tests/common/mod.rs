@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
+use atoll::audit::Deed;
 use atoll::control::{
     Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told, Value,
 };
@@ -63,6 +64,8 @@ pub struct State {
     pub tokens: BTreeMap<String, (Token, String)>,
     /// Who was said to be refused.
     pub refused: Vec<String>,
+    /// What was written down.
+    pub deeds: Vec<Deed>,
 }
 
 /// The made-up engine. Clones are the same.
@@ -660,6 +663,30 @@ impl Control for Fake {
     }
     async fn refused(&self, message: String) {
         self.0.lock().unwrap().refused.push(message);
+    }
+    async fn record(&self, deed: Deed) {
+        self.0.lock().unwrap().deeds.push(deed);
+    }
+    async fn audit(&self, scope: Scope) -> Collected<Vec<AuditEntry>> {
+        self.meant(scope);
+        let deeds = self.0.lock().unwrap().deeds.clone();
+        let entry = |(number, deed): (usize, Deed)| AuditEntry {
+            host: "host1".into(),
+            number: number as u64 + 1,
+            at: atoll_api::envelope::rfc3339(deed.at_ms),
+            who: deed.who,
+            role: deed.role,
+            from: deed.from,
+            operation: deed.operation,
+            target: deed.target,
+            body: deed.body,
+            status: deed.status,
+            code: Some(deed.code).filter(|code| !code.is_empty()),
+            detail: Some(deed.detail).filter(|detail| !detail.is_empty()),
+            left_out: 0,
+            sha256: "0".repeat(64),
+        };
+        self.told(deeds.into_iter().enumerate().map(entry).collect())
     }
     async fn tokens(&self) -> ControlResult<Vec<Token>> {
         Ok(self.0.lock().unwrap().tokens.values().map(|(token, _)| token.clone()).collect())
