@@ -158,8 +158,8 @@ pub trait Control: Clone + Send + Sync + 'static {
     fn caller(&self, sha256: String) -> impl Future<Output = ControlResult<Caller>> + Send;
     /// Tells that somebody was refused, in a sentence.
     fn refused(&self, message: String) -> impl Future<Output = ()> + Send;
-    /// Writes down what somebody has done; returns once that is durable, or cannot be.
-    fn record(&self, deed: Deed) -> impl Future<Output = ()> + Send;
+    /// Writes down what somebody has done; what it returns ends once that is durable, or cannot be.
+    fn record(&self, deed: Deed) -> impl Future<Output = ()> + Send + use<Self>;
     /// Numbers for Prometheus, of this host alone.
     fn metrics(&self) -> impl Future<Output = ControlResult<Vec<Sample>>> + Send;
 

@@ -17,12 +17,14 @@ pub struct LineFiles {
     number: u64,
     /// The newest one, and its bytes; none: another is begun.
     file: Option<(File, usize)>,
+    /// The newest one may have more than its bytes: they are cut off before anything is appended.
+    is_longer: bool,
 }
 
 impl LineFiles {
     /// At most `files_max` files of at most `file_bytes`. Nothing is read or written yet.
     pub fn new(directory: PathBuf, files_max: u64, file_bytes: usize) -> Self {
-        Self { directory, files_max, file_bytes, number: 0, file: None }
+        Self { directory, files_max, file_bytes, number: 0, file: None, is_longer: false }
     }
 
     /// Where they are.
@@ -91,13 +93,15 @@ impl LineFiles {
     /// The file system does not take them; none of them is there then.
     pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         assert!(lines.len() <= self.file_bytes, "they fit into a file");
+        self.cut()?;
         let fits = self.file.as_ref().is_some_and(|(_, len)| len + lines.len() <= self.file_bytes);
         if !fits {
             self.begin_file()?;
         }
         let (file, len) = self.file.as_mut().expect("begun above");
         if let Err(e) = file.write_all(lines) {
-            self.take_back(0);
+            self.is_longer = true;
+            let _ = self.cut();
             return Err(e);
         }
         *len += lines.len();
@@ -110,33 +114,30 @@ impl LineFiles {
     /// They are not; none of them is there then, as far as the file system lets.
     pub fn append_durably(&mut self, lines: &[u8]) -> io::Result<()> {
         self.append(lines)?;
-        let (file, _) = self.file.as_ref().expect("it was appended to");
+        let (file, len) = self.file.as_mut().expect("it was appended to");
         let Err(e) = file.sync_data() else { return Ok(()) };
-        self.take_back(lines.len());
-        self.file = None;
+        *len -= lines.len();
+        self.is_longer = true;
+        let _ = self.cut();
         Err(e)
     }
 
-    /// Cuts off the last `bytes`, and whatever is behind them. What stands behind half a line
-    /// would not be believed: if this fails, another file is begun.
-    fn take_back(&mut self, bytes: usize) {
-        let Some((file, len)) = &mut self.file else { return };
-        *len -= bytes;
-        if file.set_len(*len as u64).is_err() {
-            self.file = None;
+    /// Cuts off what could not be appended. What stands behind half a line would not be believed,
+    /// and another file would push out an old one each time: nothing is appended until this works.
+    fn cut(&mut self) -> io::Result<()> {
+        if let Some((file, len)) = self.file.as_ref().filter(|_| self.is_longer) {
+            file.set_len(*len as u64)?;
         }
+        self.is_longer = false;
+        Ok(())
     }
 
     /// Makes durable what was appended.
     ///
     /// # Errors
-    /// What the file holds is not known: another one is begun next.
-    pub fn sync(&mut self) -> io::Result<()> {
-        let synced = self.file.as_ref().map_or(Ok(()), |(file, _)| file.sync_data());
-        if synced.is_err() {
-            self.file = None;
-        }
-        synced
+    /// Some of it may not be there after a loss of power.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |(file, _)| file.sync_data())
     }
 
     /// Goes on in another file; the oldest goes first, and makes room.

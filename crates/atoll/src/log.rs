@@ -52,6 +52,9 @@ const COMPARED: usize = 300;
 /// What this module says of itself is never counted or dropped.
 const TARGET: &str = "atoll::log";
 
+/// What the audit log says is never counted: each line is one that somebody may need.
+pub const AUDIT: &str = "atoll::audit";
+
 static LOG: OnceLock<Log> = OnceLock::new();
 
 /// The log of this process.
@@ -291,7 +294,7 @@ impl<S: Subscriber> Layer<S> for Limit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let meta = event.metadata();
         // Whoever asks for more than `info` wants all of it.
-        if *meta.level() > Level::INFO || meta.target() == TARGET {
+        if *meta.level() > Level::INFO || [TARGET, AUDIT].contains(&meta.target()) {
             return true;
         }
         let Some(log) = LOG.get() else { return true };

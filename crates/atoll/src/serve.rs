@@ -77,7 +77,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     }
     let manager = ServiceManager::of_environment();
     let mut telling = std::pin::pin!(tell(manager.as_ref(), near.clone()));
-    let control = EngineControl::new(near, audit);
+    let control = EngineControl::new(near, audit.clone());
     let access = Access {
         names: config.api_names.clone(),
         writable: config.api_writable,
@@ -104,6 +104,7 @@ pub async fn serve(context: &Context, serve: Serve) -> Run {
     } else {
         let _ = end.await;
     }
+    audit.flush().await;
     let _ = others.over.send(true);
     let outcome = tokio::task::spawn_blocking(move || {
         let of_others: Vec<_> = others.threads.into_iter().map(Thread::join).collect();

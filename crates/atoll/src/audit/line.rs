@@ -12,6 +12,10 @@ const TARGET_MAX: usize = 1_024;
 const DETAIL_MAX: usize = 512;
 /// Bytes of a request's body that are kept; of a longer one, its size.
 const BODY_MAX: usize = 2_048;
+/// How deep a body that is kept may be nested: a line must be readable again, also inside others.
+const DEPTH_MAX: usize = 16;
+/// Numbers of a line that can be believed.
+const NUMBER_MAX: u64 = 1 << 53;
 /// Bytes of a line at most: every character that is kept may be escaped (6 bytes).
 pub(super) const LINE_MAX: usize = 16 << 10;
 
@@ -51,7 +55,8 @@ impl Deed {
             return None;
         }
         let whole = (bytes.len() <= BODY_MAX).then(|| serde_json::from_slice(bytes).ok());
-        Some(whole.flatten().unwrap_or_else(|| serde_json::json!({ "bytes": bytes.len() })))
+        let whole = whole.flatten().filter(|body| is_flat(body, DEPTH_MAX));
+        Some(whole.unwrap_or_else(|| serde_json::json!({ "bytes": bytes.len() })))
     }
 
     /// With texts as long as a line allows.
@@ -59,6 +64,16 @@ impl Deed {
         cut(&mut self.target, TARGET_MAX);
         cut(&mut self.detail, DETAIL_MAX);
         self
+    }
+}
+
+/// Whether it is nested at most so deep.
+fn is_flat(value: &Value, depth: usize) -> bool {
+    match (value, depth.checked_sub(1)) {
+        (Value::Array(items), Some(left)) => items.iter().all(|item| is_flat(item, left)),
+        (Value::Object(fields), Some(left)) => fields.values().all(|field| is_flat(field, left)),
+        (Value::Array(_) | Value::Object(_), None) => false,
+        _ => true,
     }
 }
 
@@ -110,10 +125,14 @@ impl Line {
     /// It is none of this version.
     pub fn read(text: &str) -> Result<Self, String> {
         let line: Self = serde_json::from_str(text).map_err(|e| format!("it is no entry: {e}"))?;
-        match line.version {
-            VERSION => Ok(line),
-            other => Err(format!("it is of version {other}; this release knows {VERSION}")),
+        if line.version != VERSION {
+            let theirs = line.version;
+            return Err(format!("it is of version {theirs}; this release knows {VERSION}"));
         }
+        if !(1..NUMBER_MAX).contains(&line.number) || line.left_out > NUMBER_MAX {
+            return Err("its numbers are not possible".into());
+        }
+        Ok(line)
     }
 }
 
@@ -181,6 +200,10 @@ pub(super) mod tests {
         // A newer release of the same version says more.
         let more = text.replace("\"status\"", "\"weather\":\"rain\",\"status\"");
         assert_eq!(Line::read(&more), Ok(first));
+        for number in ["0", "18446744073709551615"] {
+            let bad = text.replace("\"number\":1", &format!("\"number\":{number}"));
+            assert!(Line::read(&bad).unwrap_err().contains("not possible"), "{bad}");
+        }
     }
 
     #[test]
@@ -189,10 +212,17 @@ pub(super) mod tests {
         let body = serde_json::to_vec(&json!({ "a": "\u{1}".repeat(BODY_MAX / 6 - 10) })).unwrap();
         assert!(body.len() <= BODY_MAX && body.len() > BODY_MAX - 100);
         let deed = Deed { detail: long.clone(), body: Deed::body(&body), ..deed(&long) }.cut();
-        let text = Line::behind(&End::default(), deed, u64::MAX).text().0;
+        let text = Line::behind(&End::default(), deed, 1 << 53).text().0;
         assert!(text.len() < LINE_MAX, "{}", text.len());
         assert_eq!(Deed::body(&vec![b'x'; BODY_MAX + 1]), Some(json!({ "bytes": BODY_MAX + 1 })));
         assert_eq!(Deed::body(b"no json"), Some(json!({ "bytes": 7 })));
+        // What cannot be read again is not written.
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        assert!(Deed::body(nested(16).as_bytes()).unwrap().is_array());
+        for depth in [17, 126, 127, 900] {
+            let body = Deed::body(nested(depth).as_bytes());
+            assert_eq!(body, Some(json!({ "bytes": 2 * depth })));
+        }
         assert_eq!((Deed::body(b""), Deed::body(b"{}")), (None, Some(json!({}))));
     }
 }

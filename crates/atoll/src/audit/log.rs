@@ -3,6 +3,7 @@
 use super::line::{Deed, End, LINE_MAX, Line};
 use super::{FILE_BYTES, FILES_MAX, directory, lines};
 use crate::line_files::LineFiles;
+use crate::log::AUDIT;
 use atoll_api::Code;
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::AuditEntry;
@@ -32,8 +33,12 @@ const REFUSED_WINDOW: Duration = Duration::from_secs(60);
 
 const _: () = assert!(BATCH_MAX * (LINE_MAX + 1) <= FILE_BYTES);
 
+/// What is wrong with a file system that takes its time.
+const SLOW: &str = "the file system does not take entries in time";
+
 struct Order {
-    deed: Deed,
+    /// None: whoever waits, waits for those before it.
+    deed: Option<Deed>,
     /// Gone, once it is durable or given up.
     done: oneshot::Sender<()>,
 }
@@ -46,6 +51,7 @@ struct Shared {
     left_out: AtomicU64,
     trouble: Mutex<Option<String>>,
     recent: Mutex<VecDeque<(Line, String)>>,
+    refused: Mutex<Refused>,
 }
 
 impl Shared {
@@ -94,15 +100,43 @@ impl AuditLog {
         &self.said
     }
 
-    /// Returns once it is durable, or cannot be: after [`KEEP_WAIT`] at the latest.
-    pub async fn keep(&self, deed: Deed) {
-        let (done, wait) = oneshot::channel();
-        if self.orders.try_send(Order { deed, done }).is_err() {
-            self.shared.lose(1, "the file system does not take entries in time".into());
-            return;
+    /// Writes it down. What this returns ends once that is durable, or cannot be: after
+    /// [`KEEP_WAIT`] at the latest.
+    pub fn keep(&self, deed: Deed) -> impl Future<Output = ()> + Send + use<> {
+        let wait = self.order(deed);
+        let shared = self.shared.clone();
+        async move {
+            let Some(wait) = wait else { return };
+            // Gone is an answer, too.
+            if tokio::time::timeout(KEEP_WAIT, wait).await.is_err() {
+                shared.lose(0, SLOW.into());
+            }
         }
-        // Gone is an answer, too.
-        let _ = tokio::time::timeout(KEEP_WAIT, wait).await;
+    }
+
+    /// Puts it into the queue; none: it is not written down.
+    fn order(&self, deed: Deed) -> Option<oneshot::Receiver<()>> {
+        if deed.code == Code::NotPermitted.to_string() {
+            let mut refused = self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
+            if !refused.admit(Instant::now()) {
+                self.shared.left_out.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+        }
+        let (done, wait) = oneshot::channel();
+        if self.orders.try_send(Order { deed: Some(deed), done }).is_err() {
+            self.shared.lose(1, SLOW.into());
+            return None;
+        }
+        Some(wait)
+    }
+
+    /// Returns when all is durable or given up, or after [`KEEP_WAIT`].
+    pub async fn flush(&self) {
+        let (done, wait) = oneshot::channel();
+        if self.orders.try_send(Order { deed: None, done }).is_ok() {
+            let _ = tokio::time::timeout(KEEP_WAIT, wait).await;
+        }
     }
 
     /// Entries that the file system did not take, since the process began.
@@ -163,13 +197,12 @@ impl Refused {
 struct Writer {
     files: LineFiles,
     end: End,
-    refused: Refused,
 }
 
 impl Writer {
     fn open(data: &Path) -> (Self, Vec<(Line, String)>, Vec<String>) {
         let files = LineFiles::new(directory(data), FILES_MAX, FILE_BYTES);
-        let mut writer = Self { files, end: End::default(), refused: Refused::default() };
+        let mut writer = Self { files, end: End::default() };
         let (mut recent, mut said) = (Vec::new(), Vec::new());
         let unreadable = |path: &Path, e: io::Error| {
             let path = path.display();
@@ -231,24 +264,21 @@ impl Writer {
             {
                 batch.push(next);
             }
-            let (deeds, waiting): (Vec<Deed>, Vec<_>) =
+            let (deeds, waiting): (Vec<Option<Deed>>, Vec<_>) =
                 batch.into_iter().map(|order| (order.deed, order.done)).unzip();
-            self.keep(deeds, shared);
+            self.keep(deeds.into_iter().flatten().collect(), shared);
             drop(waiting);
         }
     }
 
     /// All of them are durable then, or none.
     fn keep(&mut self, deeds: Vec<Deed>, shared: &Shared) {
+        if deeds.is_empty() {
+            return;
+        }
         let mut left_out = shared.left_out.swap(0, Ordering::Relaxed);
-        let not_permitted = Code::NotPermitted.to_string();
         let (mut end, mut bytes, mut kept) = (self.end.clone(), Vec::new(), Vec::new());
         for deed in deeds {
-            let is_refused = deed.code == not_permitted;
-            if is_refused && !self.refused.admit(Instant::now()) {
-                left_out += 1;
-                continue;
-            }
             let line = Line::behind(&end, deed.cut(), std::mem::take(&mut left_out));
             let (text, next) = line.text();
             bytes.extend_from_slice(text.as_bytes());
@@ -256,24 +286,22 @@ impl Writer {
             kept.push((line, next.sha256.clone()));
             end = next;
         }
-        if kept.is_empty() {
-            shared.left_out.fetch_add(left_out, Ordering::Relaxed);
-            return;
-        }
         match self.files.append_durably(&bytes) {
             Ok(()) => {
-                shared.left_out.fetch_add(left_out, Ordering::Relaxed);
                 *shared.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 self.end = end;
                 for (Line { number, deed, .. }, sha256) in &kept {
                     let Deed { who, from, operation, target, status, .. } = deed;
-                    tracing::info!(number, sha256, who, from, operation, target, status, "audit");
+                    tracing::info!(
+                        target: AUDIT,
+                        number, sha256, who, from, operation, target, status, "audit"
+                    );
                 }
                 shared.tell(kept);
             }
             Err(e) => {
-                left_out += kept.iter().map(|(line, _)| line.left_out).sum::<u64>();
-                shared.left_out.fetch_add(left_out, Ordering::Relaxed);
+                let before = kept.iter().map(|(line, _)| line.left_out).sum::<u64>();
+                shared.left_out.fetch_add(before, Ordering::Relaxed);
                 let why = format!("{}: {e}", self.files.directory().display());
                 shared.lose(kept.len() as u64, why);
             }

@@ -5,9 +5,12 @@ use super::{FILE_BYTES, FILES_MAX, directory, lines};
 use crate::line_files::LineFiles;
 use atoll_api::{Code, Problem};
 use serde::Serialize;
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// How often it is read anew because a file went away meanwhile.
+const TRIES: u32 = 5;
 /// Problems that are named one by one.
 const PROBLEMS_MAX: usize = 20;
 
@@ -76,12 +79,24 @@ impl Verified {
 /// # Errors
 /// [`Code::LocalFile`]: it cannot be read.
 pub fn verify(data: &Path, head: Option<&Head>) -> Result<Verified, Problem> {
-    let files = LineFiles::new(directory(data), FILES_MAX, FILE_BYTES);
-    let unreadable = |path: &Path, e: std::io::Error| {
+    let unreadable = |(path, e): (PathBuf, io::Error)| {
         Problem::new(Code::LocalFile, format!("{}: {e}", path.display()))
             .hint("root and the user of the daemon may read it; --data-dir names another one")
     };
-    let numbers = files.numbers().map_err(|e| unreadable(files.directory(), e))?;
+    std::fs::metadata(data).map_err(|e| unreadable((data.to_path_buf(), e)))?;
+    let mut tries = 1..TRIES;
+    loop {
+        match look(data, head) {
+            // The oldest file has gone to make room since the files were listed.
+            Err((_, e)) if e.kind() == ErrorKind::NotFound && tries.next().is_some() => {}
+            looked => return looked.map_err(unreadable),
+        }
+    }
+}
+
+fn look(data: &Path, head: Option<&Head>) -> Result<Verified, (PathBuf, io::Error)> {
+    let files = LineFiles::new(directory(data), FILES_MAX, FILE_BYTES);
+    let numbers = files.numbers().map_err(|e| (files.directory().to_path_buf(), e))?;
     let mut found =
         Verified { directory: files.directory().display().to_string(), ..Verified::default() };
     let is_newest = |number| Some(&number) == numbers.last();
@@ -99,7 +114,7 @@ pub fn verify(data: &Path, head: Option<&Head>) -> Result<Verified, Problem> {
     let mut head_found = false;
     for &number in &numbers {
         let path = files.path(number);
-        let bytes = files.read(number).map_err(|e| unreadable(&path, e))?;
+        let bytes = files.read(number).map_err(|e| (path.clone(), e))?;
         let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         // The end of the newest may just be written, or a crash has left it.
         if whole < bytes.len() && !is_newest(number) {
@@ -136,7 +151,7 @@ pub fn verify(data: &Path, head: Option<&Head>) -> Result<Verified, Problem> {
                 }
             }
             found.entries += 1;
-            found.left_out += line.left_out;
+            found.left_out = found.left_out.saturating_add(line.left_out);
             if found.first == 0 {
                 found.first = line.number;
             }
@@ -144,9 +159,15 @@ pub fn verify(data: &Path, head: Option<&Head>) -> Result<Verified, Problem> {
             end = Some(next);
         }
     }
-    if let Some(head) = head.filter(|head| !head_found && head.number >= found.first.max(1)) {
-        let (noted, last) = (head.number, found.last);
-        found.wrong(format!("entry {noted} was noted and is not there; the last one is {last}"));
+    if let Some(head) = head.filter(|_| !head_found) {
+        let (noted, first, last) = (head.number, found.first, found.last);
+        found.wrong(match noted < first {
+            true => format!(
+                "entry {noted} was noted and is no longer kept, the first one is {first}: whether \
+                 the log is the same one is not known"
+            ),
+            false => format!("entry {noted} was noted and is not there; the last one is {last}"),
+        });
     }
     Ok(found)
 }
@@ -222,6 +243,11 @@ mod tests {
         assert_eq!(problems(data, None), [] as [String; 0]);
         let found = problems(data, Some(&head));
         assert_eq!(found, ["entry 4 was noted and is not there; the last one is 2"]);
+        // One that was noted before all that is there, and no directory at all.
+        let old = Head { number: 1, ..head.clone() };
+        write(data, &good[1..]);
+        assert!(problems(data, Some(&old)).last().unwrap().contains("is no longer kept"));
+        assert!(verify(&data.join("nowhere"), None).is_err());
         // Half a line at the end is being written; in the midst it is not.
         write(data, &[good[0].clone(), good[1][..40].to_owned()]);
         assert_eq!(problems(data, None), [] as [String; 0]);

@@ -60,9 +60,9 @@ impl Control for EngineControl {
         let _ = self.bridge.call(|engine| async move { engine.refused(message) }).await;
     }
 
-    async fn record(&self, deed: Deed) {
+    fn record(&self, deed: Deed) -> impl Future<Output = ()> + Send + use<> {
         // Whatever the engine is at.
-        self.audit.keep(deed).await;
+        self.audit.keep(deed)
     }
 
     async fn metrics(&self) -> ControlResult<Vec<Sample>> {

@@ -223,7 +223,7 @@ impl Writer {
     fn sync(&mut self, shared: &Shared) {
         self.synced = Some(atoll_real::now());
         self.dirty = false;
-        // The next events are not behind what may not be there.
+        // Each line has a checksum: those that are not there then are left out.
         if let Err(e) = self.files.sync() {
             shared.drop_events(0, format!("{}: {e}", self.files.directory().display()));
         }

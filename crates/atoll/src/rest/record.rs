@@ -9,7 +9,6 @@ use crate::control::{Caller, Control};
 use atoll_api::Problem;
 use atoll_api::routes::Op;
 use hyper::Uri;
-use tokio::runtime::Handle;
 
 /// What is to be written down of one request; nothing, before it has begun.
 pub struct Record<C: Control> {
@@ -31,7 +30,7 @@ impl<C: Control> Record<C> {
             role: caller.role,
             from: door.from(),
             operation: format!("{op:?}"),
-            target: target(uri),
+            target: target(op, uri),
             body: None,
             status: 0,
             code: String::new(),
@@ -60,19 +59,19 @@ impl<C: Control> Record<C> {
 impl<C: Control> Drop for Record<C> {
     /// The client did not wait for the answer. What it has asked for goes on.
     fn drop(&mut self) {
-        if let (Some(deed), Ok(runtime)) = (self.deed.take(), Handle::try_current()) {
-            let control = self.control.clone();
-            // Ends once that is written down, or after two seconds.
-            runtime.spawn(async move { control.record(deed).await });
+        if let Some(deed) = self.deed.take() {
+            drop(self.control.record(deed));
         }
     }
 }
 
-/// Path and query of a request, without the value of `token`.
-fn target(uri: &Uri) -> String {
+/// Path and query of a request, without the values of `token` and of what the operation does not
+/// know.
+fn target(op: Op, uri: &Uri) -> String {
     let Some(query) = uri.query() else { return uri.path().to_owned() };
+    let is_shown = |name: &str| name != "token" && op.route().parameters().any(|own| own == name);
     let hide = |pair: &str| match pair.split_once('=') {
-        Some((name, _)) if name.eq_ignore_ascii_case("token") => format!("{name}=*"),
+        Some((name, _)) if !is_shown(name) => format!("{name}=*"),
         _ => pair.to_owned(),
     };
     let query: Vec<String> = query.split('&').map(hide).collect();
@@ -82,16 +81,17 @@ fn target(uri: &Uri) -> String {
 #[cfg(test)]
 mod tests {
     use super::target;
+    use atoll_api::routes::Op;
 
     #[test]
     fn a_target_is_kept_as_it_came_but_for_a_token() {
         for (uri, kept) in [
             ("/api/v1/volumes", "/api/v1/volumes"),
             ("/api/v1/volumes/v?dry_run=1", "/api/v1/volumes/v?dry_run=1"),
-            ("http://h/v/lock?token=secret&x=a%20b", "/v/lock?token=*&x=a%20b"),
-            ("/v?Token=secret=&token", "/v?Token=*&token"),
+            ("http://h/v/lock?token=secret&dry_run=a%20b", "/v/lock?token=*&dry_run=a%20b"),
+            ("/v?Token=secret=&token&%74oken=secret", "/v?Token=*&token&%74oken=*"),
         ] {
-            assert_eq!(target(&uri.parse().unwrap()), kept, "{uri}");
+            assert_eq!(target(Op::VolumeUnlock, &uri.parse().unwrap()), kept, "{uri}");
         }
     }
 }

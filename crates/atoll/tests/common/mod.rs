@@ -664,8 +664,9 @@ impl Control for Fake {
     async fn refused(&self, message: String) {
         self.0.lock().unwrap().refused.push(message);
     }
-    async fn record(&self, deed: Deed) {
+    fn record(&self, deed: Deed) -> impl Future<Output = ()> + Send + use<> {
         self.0.lock().unwrap().deeds.push(deed);
+        std::future::ready(())
     }
     async fn audit(&self, scope: Scope) -> Collected<Vec<AuditEntry>> {
         self.meant(scope);

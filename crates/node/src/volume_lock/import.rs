@@ -101,10 +101,8 @@ impl<W: World, S: Components> Node<W, S> {
     pub async fn unlock_import(&self, name: &str, token: u64) -> Result<(), ManageError> {
         let import = self.0.imports.borrow().get(&token).cloned();
         let Some(import) = import.filter(|i| i.lock.record.name == name) else {
-            return Err(ManageError::NotFound {
-                what: "import lock",
-                name: export_name(name, token),
-            });
+            // Its token is as good as the lock, and not repeated.
+            return Err(ManageError::NotFound { what: "import lock", name: name.into() });
         };
         if import.clients.get() > 0 {
             let hosts = self.0.config.name.clone();
