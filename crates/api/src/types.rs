@@ -942,9 +942,10 @@ pub struct AuditEntry {
     pub from: String,
     /// The operation: its `operationId`.
     pub operation: String,
-    /// Path and query of the request; a token in it is replaced by `*`.
+    /// Path and query of the request; values of `token` and of unknown parameters are `*`.
     pub target: String,
-    /// The body of the request; of one above 2,048 bytes, its size: `{"bytes": 3000}`.
+    /// The body of the request; of one above 2,048 bytes, nested more than 16 deep or with a token
+    /// in it, its size: `{"bytes": 3000}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Object)]
     pub body: Option<serde_json::Value>,

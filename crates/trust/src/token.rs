@@ -38,6 +38,13 @@ impl TokenSecret {
         fits.then(|| Self(text.to_owned()))
     }
 
+    /// Whether a token stands somewhere in that text.
+    pub fn is_in(text: &str) -> bool {
+        let length = MARK.len() + BITS / 4;
+        text.match_indices(MARK)
+            .any(|(at, _)| text.get(at..at + length).is_some_and(|part| Self::read(part).is_some()))
+    }
+
     /// The secret itself: for its holder, and for the head of a request.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -70,6 +77,12 @@ mod tests {
             "b1e1861fde7b3871e10f6d1eea621cf2d4fd215848e71d2027d4fd565ae83c84"
         );
         assert!(!format!("{token:?}").contains(&digits));
+        for text in [format!("atoll_{digits}"), format!("{{\"a\":\"atoll_atoll_{digits}0\"}}")] {
+            assert!(TokenSecret::is_in(&text), "{text}");
+        }
+        for text in ["", "atoll_", "atoll_12 \u{e4}", &digits, &format!("atoll_{}", &digits[1..])] {
+            assert!(!TokenSecret::is_in(text), "{text}");
+        }
         for bad in [
             String::new(),
             digits.clone(),

@@ -1,6 +1,7 @@
 //! One line of the audit log, and how it follows from the one before it.
 
 use atoll_api::routes::Role;
+use atoll_trust::TokenSecret;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -33,9 +34,10 @@ pub struct Deed {
     pub from: String,
     /// The operation, by its name in the table of operations.
     pub operation: String,
-    /// Path and query of the request; a token in it is replaced by `*`.
+    /// Path and query of the request; values of `token` and of unknown parameters are `*`.
     pub target: String,
-    /// The body of the request, if it has one and it was read; of a long one, its size.
+    /// The body of the request, if it has one and it was read; its size only, of one that is long,
+    /// nested deep, or holds a token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<Value>,
     /// HTTP status of the answer; 0: whoever asked did not wait for it.
@@ -49,20 +51,27 @@ pub struct Deed {
 }
 
 impl Deed {
-    /// A body, as it is kept. Nothing that is sent in one is secret.
+    /// A body, as it is kept. Nothing that is sent in one is secret; a token that somebody has put
+    /// there by mistake is not kept.
     pub fn body(bytes: &[u8]) -> Option<Value> {
         if bytes.is_empty() {
             return None;
         }
         let whole = (bytes.len() <= BODY_MAX).then(|| serde_json::from_slice(bytes).ok());
-        let whole = whole.flatten().filter(|body| is_flat(body, DEPTH_MAX));
+        let is_good =
+            |body: &Value| is_flat(body, DEPTH_MAX) && !TokenSecret::is_in(&body.to_string());
+        let whole = whole.flatten().filter(is_good);
         Some(whole.unwrap_or_else(|| serde_json::json!({ "bytes": bytes.len() })))
     }
 
     /// With texts as long as a line allows.
     pub(super) fn cut(mut self) -> Self {
-        cut(&mut self.target, TARGET_MAX);
-        cut(&mut self.detail, DETAIL_MAX);
+        for (text, max) in [(&mut self.target, TARGET_MAX), (&mut self.detail, DETAIL_MAX)] {
+            if TokenSecret::is_in(text) {
+                "(left out: it holds a token)".clone_into(text);
+            }
+            cut(text, max);
+        }
         self
     }
 }
@@ -216,6 +225,15 @@ pub(super) mod tests {
         assert!(text.len() < LINE_MAX, "{}", text.len());
         assert_eq!(Deed::body(&vec![b'x'; BODY_MAX + 1]), Some(json!({ "bytes": BODY_MAX + 1 })));
         assert_eq!(Deed::body(b"no json"), Some(json!({ "bytes": 7 })));
+        // A token in the wrong place; it would be readable through an escape, too.
+        let token = format!("atoll_{}", "0123456789abcdef".repeat(4));
+        for body in
+            [format!("{{\"a\":\"{token}\"}}"), format!("{{\"a\":\"\\u0061{}\"}}", &token[1..])]
+        {
+            assert_eq!(Deed::body(body.as_bytes()), Some(json!({ "bytes": body.len() })), "{body}");
+        }
+        let told = Deed { detail: format!("no {token}"), ..self::deed(&token) }.cut();
+        assert!(!format!("{told:?}").contains(&token), "{told:?}");
         // What cannot be read again is not written.
         let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
         assert!(Deed::body(nested(16).as_bytes()).unwrap().is_array());
