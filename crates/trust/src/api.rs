@@ -4,22 +4,26 @@
 use crate::TrustError;
 use crate::identity::{cluster_name, cluster_of};
 use crate::pem::unreadable;
+use crate::pinned::Pinned;
 use crate::suites::provider;
+use atoll_format::id::ClusterId;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::NoServerSessionStorage;
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
 use std::fmt;
 use std::sync::Arc;
 
 /// All that is spoken over it.
 const HTTP_1: &[u8] = b"http/1.1";
 
-/// The end of a host.
+/// The end of a host. It shows the authority, too: whoever knows that by its hash alone finds it
+/// there.
 pub(crate) fn server(
     certificate: &CertificateDer<'static>,
+    authority: &CertificateDer<'_>,
     key: &PrivateKeyDer<'_>,
 ) -> Result<Arc<ServerConfig>, TrustError> {
     let mismatch = |e: rustls::Error| {
@@ -28,7 +32,7 @@ pub(crate) fn server(
     let mut server = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&TLS13])
         .and_then(|builder| {
-            let chain = vec![certificate.clone()];
+            let chain = vec![certificate.clone(), authority.clone().into_owned()];
             builder.with_no_client_auth().with_single_cert(chain, key.clone_key())
         })
         .map_err(mismatch)?;
@@ -73,15 +77,36 @@ impl ApiTrust {
         };
         let name = name.map(|cluster| ServerName::try_from(cluster_name(cluster)));
         let name = name.transpose().map_err(unreadable("the name of the cluster"))?;
-        let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|e| TrustError::Mismatch(e.to_string()))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![HTTP_1.to_vec()];
-        config.resumption = Resumption::disabled();
-        Ok(Self { config: Arc::new(config), name })
+        let config = builder()?.with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { config: finished(config), name })
     }
+
+    /// Believes hosts of that cluster, if its authority's certificate has that SHA-256.
+    ///
+    /// # Errors
+    /// There is no cryptography for it.
+    pub fn pinned(cluster: ClusterId, authority_sha256: String) -> Result<Self, TrustError> {
+        let pinned = Pinned { authority_sha256, provider: Arc::new(provider()) };
+        let config = builder()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(pinned))
+            .with_no_client_auth();
+        let name = ServerName::try_from(cluster_name(cluster));
+        let name = name.map_err(unreadable("the name of the cluster"))?;
+        Ok(Self { config: finished(config), name: Some(name) })
+    }
+}
+
+fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, TrustError> {
+    ClientConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|e| TrustError::Mismatch(e.to_string()))
+}
+
+fn finished(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![HTTP_1.to_vec()];
+    config.resumption = Resumption::disabled();
+    Arc::new(config)
 }
 
 impl fmt::Debug for ApiTrust {

@@ -1,6 +1,7 @@
 //! The certificate authority of a cluster.
 
 use crate::credentials::{Credentials, HostKey};
+use crate::hash::sha256;
 use crate::identity::{Identity, cluster_name, cluster_of};
 use crate::pem::{read_certificate, unreadable};
 use crate::{AUTHORITY_VALID_S, CLOCK_SKEW_S, TrustError, files};
@@ -93,6 +94,14 @@ impl Authority {
     /// What every host of the cluster has, in PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
+    }
+
+    /// What it is known by: SHA-256 of its certificate (DER), in hexadecimal digits.
+    ///
+    /// # Errors
+    /// Its certificate cannot be read.
+    pub fn sha256(&self) -> Result<String, TrustError> {
+        read_certificate(&self.certificate).map(|certificate| sha256(&certificate))
     }
 
     /// The secret, in PEM.

@@ -2,6 +2,7 @@
 //! the files that hold them.
 
 use crate::ends::Ends;
+use crate::hash::sha256;
 use crate::identity::Identity;
 use crate::pem::{read_certificate, read_key, unreadable};
 use crate::validity::Validity;
@@ -101,6 +102,52 @@ impl Credentials {
                 (CERTIFICATE, certificate, files::PUBLIC),
             ],
         )
+    }
+
+    /// What is shown to the authority for another certificate of the same key, in PEM.
+    ///
+    /// # Errors
+    /// It cannot be signed.
+    pub fn request(&self) -> Result<String, TrustError> {
+        self.host_key()?.request()
+    }
+
+    /// The same with another certificate of the same key, authority and host: a renewed one.
+    ///
+    /// # Errors
+    /// It is of another key, authority or host, or is none.
+    pub fn renewed(&self, certificate: &str) -> Result<Self, TrustError> {
+        let renewed = self.host_key()?.certified(certificate, &self.pem[0])?;
+        if renewed.identity != self.identity {
+            let (new, old) = (renewed.identity.uri(), self.identity.uri());
+            return Err(TrustError::Mismatch(format!("the certificate is of {new}, not of {old}")));
+        }
+        Ok(renewed)
+    }
+
+    /// Writes the certificate alone into the directory that they were loaded from, durably. A crash
+    /// leaves the one before or this one.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn save_certificate(&self, dir: &Path) -> Result<(), TrustError> {
+        files::write(dir, &[(CERTIFICATE, &self.pem[1], files::PUBLIC)])
+    }
+
+    fn host_key(&self) -> Result<HostKey, TrustError> {
+        KeyPair::from_pem(&self.pem[2]).map(HostKey).map_err(unreadable("the host's key"))
+    }
+
+    /// The certificate of the authority, in PEM.
+    pub fn authority(&self) -> &str {
+        &self.pem[0]
+    }
+
+    /// What the authority is known by to a machine that joins: SHA-256 of its certificate (DER), in
+    /// hexadecimal digits.
+    pub fn authority_sha256(&self) -> String {
+        let authority = read_certificate(&self.pem[0]).expect("it was read before");
+        sha256(&authority)
     }
 
     /// Whose they are.

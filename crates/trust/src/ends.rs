@@ -52,7 +52,7 @@ impl Ends {
             .with_client_cert_verifier(verifier(authority)?)
             .with_single_cert(chain, key.clone_key())
             .map_err(|e| mismatch(&e))?;
-        let api = crate::api::server(certificate, key)?;
+        let api = crate::api::server(certificate, authority, key)?;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let name = ServerName::try_from(cluster_name(cluster))

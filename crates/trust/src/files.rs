@@ -4,7 +4,7 @@
 //! readable by others, not even while it is written.
 
 use crate::TrustError;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -17,6 +17,15 @@ pub(crate) const SECRET: u32 = 0o600;
 const DIRECTORY: u32 = 0o700;
 /// No certificate or key is longer, in bytes.
 const FILE_MAX: u64 = 64 << 10;
+
+/// Writes a file that everybody may read into a directory, as keys and certificates are: durably,
+/// whole, and without following what is in its place.
+///
+/// # Errors
+/// The file system refuses.
+pub fn write_public(dir: &Path, name: &str, text: &str) -> Result<(), TrustError> {
+    write(dir, &[(name, text, PUBLIC)])
+}
 
 /// The text of a file.
 pub(crate) fn read(path: &Path) -> Result<String, TrustError> {
@@ -50,6 +59,8 @@ pub(crate) fn write(dir: &Path, files: &[(&str, &str, u32)]) -> Result<(), Trust
         let write = || {
             let _ = std::fs::remove_file(&new);
             let mut out = OpenOptions::new().write(true).create_new(true).mode(*mode).open(&new)?;
+            // Whatever the umask has taken from it.
+            out.set_permissions(Permissions::from_mode(*mode))?;
             out.write_all(text.as_bytes())?;
             out.sync_all()?;
             std::fs::rename(&new, &path)

@@ -8,6 +8,7 @@
 //! - Between hosts there is TLS 1.3 only, both ends show a certificate, and no session is resumed:
 //!   each connection proves anew who is there.
 //! - Who manages the cluster over a network proves himself by a token, inside TLS.
+//! - A machine that joins knows the authority by its hash, from the token that it joins by.
 //!
 //! *Absent: sockets, and who may have a certificate.*
 
@@ -19,7 +20,9 @@ mod error;
 mod files;
 mod hash;
 mod identity;
+mod join;
 mod pem;
+mod pinned;
 mod suites;
 mod tls;
 mod token;
@@ -29,8 +32,10 @@ pub use api::ApiTrust;
 pub use authority::Authority;
 pub use credentials::{Credentials, HostKey};
 pub use error::TrustError;
+pub use files::write_public;
 pub use hash::sha256;
 pub use identity::Identity;
+pub use join::{JOIN_ADDRESSES_MAX, JoinToken, is_address};
 pub use tls::{PeerTls, refusal};
 pub use token::TokenSecret;
 pub use validity::Validity;

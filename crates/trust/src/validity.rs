@@ -76,7 +76,12 @@ impl Validity {
     }
 
     /// Whether a third of its life is left, or less: it is time for a new one.
-    pub fn is_nearly_over(self, now_s: u64) -> bool {
+    pub fn is_to_be_renewed(self, now_s: u64) -> bool {
         self.left_s(now_s) <= (self.until_s - self.from_s) / 3
+    }
+
+    /// Whether a quarter of its life is left, or less: nobody has renewed it.
+    pub fn is_nearly_over(self, now_s: u64) -> bool {
+        self.left_s(now_s) <= (self.until_s - self.from_s) / 4
     }
 }

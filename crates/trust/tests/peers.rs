@@ -1,11 +1,16 @@
 //! Two ends of a connection in memory: who is let in, and as whom.
 
 use atoll_format::id::{ClusterId, HostId};
-use atoll_trust::{Authority, Credentials, HOST_VALID_S, HostKey, Identity, PeerTls, TrustError};
+use atoll_trust::{
+    ApiTrust, Authority, Credentials, HOST_VALID_S, HostKey, Identity, PeerTls, TrustError, refusal,
+};
 use rustix::time::{ClockId, clock_gettime};
-use rustls::Connection;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{Connection, ServerConfig};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
 
@@ -204,7 +209,8 @@ fn a_certificate_says_when_it_is_valid() {
     assert!(at(now + 901).is_some_and(|why| why.contains("expired")));
     assert!(at(now - 3601).is_some_and(|why| why.contains("not valid yet")));
     // 4500 s of life, the hour before included.
-    assert!(!validity.is_nearly_over(now - 601) && validity.is_nearly_over(now - 600));
+    assert!(!validity.is_to_be_renewed(now - 601) && validity.is_to_be_renewed(now - 600));
+    assert!(!validity.is_nearly_over(now - 226) && validity.is_nearly_over(now - 225));
     assert_eq!((validity.left_s(now), validity.left_s(now + 901)), (900, 0));
 }
 
@@ -238,4 +244,87 @@ fn an_authority_is_kept_in_files_and_never_replaced() {
     assert!(refused.contains("not replaced"), "{refused}");
     std::fs::set_permissions(dir.join("authority.key"), PermissionsExt::from_mode(0o644)).unwrap();
     Authority::load(&dir).expect_err("others read its key");
+}
+
+/// A client of the management interface that knows the cluster and that hash, after the handshake
+/// with that server, or what it refuses.
+fn ask(pinned: &str, server: Arc<ServerConfig>) -> Result<(), rustls::Error> {
+    let ApiTrust { config, name } = ApiTrust::pinned(CLUSTER, pinned.to_owned()).expect("made");
+    let client = rustls::ClientConnection::new(config, name.expect("the cluster's"))?;
+    let (mut client, mut server) =
+        (Connection::from(client), Connection::from(rustls::ServerConnection::new(server)?));
+    while pass(&mut client, &mut server)? | pass(&mut server, &mut client)? {}
+    assert!(!client.is_handshaking());
+    Ok(())
+}
+
+/// The management interface of whoever has those credentials, and shows that authority with them.
+fn showing(host: &Credentials, authority: &Authority) -> Arc<ServerConfig> {
+    let dir = tempfile::tempdir().expect("made");
+    host.save(dir.path()).expect("written");
+    let own = CertificateDer::from_pem_file(dir.path().join("host.crt")).expect("read");
+    let shown = CertificateDer::from_pem_slice(authority.certificate().as_bytes()).expect("read");
+    let key = PrivateKeyDer::from_pem_file(dir.path().join("host.key")).expect("read");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(vec![own, shown], key)
+        .expect("they fit");
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+#[test]
+fn who_knows_the_hash_of_the_authority_believes_its_hosts_and_nobody_else() {
+    let (ours, other) = (authority(), authority());
+    let (host, foreign) = (credentials(&ours, 0xa), credentials(&other, 0xa));
+    let pin = host.authority_sha256();
+    assert_eq!(ours.sha256().expect("read"), pin);
+    ask(&pin, tls(&host).api()).expect("a host of that cluster");
+    ask(&pin, showing(&host, &ours)).expect("the same");
+    let refused = |server, why: &str| {
+        let error = ask(&pin, server).expect_err(why);
+        assert!(refusal(&error).contains(why), "{error}");
+    };
+    refused(tls(&foreign).api(), "another authority");
+    // Whoever has seen the authority's certificate may show it, and has no key that it signed.
+    refused(showing(&foreign, &ours), "another authority");
+    refused(showing(&host, &other), "another authority");
+    let old = credentials_at(&ours, 0xb, now_s() - HOST_VALID_S - 1);
+    refused(tls(&old).api(), "has expired");
+    let elsewhere = Authority::create(ClusterId(0xd), "test", now_s()).expect("made");
+    let pin = elsewhere.sha256().expect("read");
+    let error = ask(&pin, tls(&credentials(&elsewhere, 0xa)).api()).expect_err("another cluster");
+    assert!(refusal(&error).contains("another cluster"), "{error}");
+}
+
+#[test]
+fn a_renewed_certificate_is_of_the_same_key_host_and_authority() {
+    let (ours, other) = (authority(), authority());
+    let host = credentials_at(&ours, 0xa, now_s() - 60);
+    let request = host.request().expect("signed");
+    let signed = |by: &Authority, host| by.issue(&request, HostId(host), now_s(), 3600);
+    let renewed = host.renewed(&signed(&ours, 0xa).expect("issued")).expect("renewed");
+    assert_ne!(renewed.validity(), host.validity());
+    assert_eq!(renewed.identity(), host.identity());
+    let peer = credentials(&ours, 0xb);
+    connect(&tls(&renewed), &tls(&peer)).expect("believed");
+    let another_key = credentials(&ours, 0xa).request().expect("signed");
+    for (certificate, why) in [
+        (signed(&ours, 0xb).expect("issued"), "not of"),
+        (ours.issue(&another_key, HostId(0xa), now_s(), 60).expect("issued"), "do not fit"),
+        ("nothing".to_owned(), "cannot be read"),
+    ] {
+        let refused = host.renewed(&certificate).expect_err(why).to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+    host.renewed(&signed(&other, 0xa).expect("issued")).expect_err("another authority");
+    // Its file alone is replaced.
+    let dir = tempfile::tempdir().expect("made");
+    host.save(dir.path()).expect("written");
+    renewed.save_certificate(dir.path()).expect("written");
+    let found = Credentials::load(dir.path()).expect("they belong together");
+    assert!(found.is(&renewed) && !found.is(&host));
 }
