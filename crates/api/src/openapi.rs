@@ -27,14 +27,14 @@ pub fn document(release: &str) -> Value {
             "version": release,
             "description": "Management of an Atoll cluster: volumes, hosts, disks, policies. \
                 Additive within v1. Sizes are bytes, times RFC 3339 UTC.\n\n\
-                x-role, the least that may: viewer (looks), operator (also volumes, resync, \
-                scrubs), admin (everything). The Unix socket is admin; over TLS, the token says \
-                it; over TCP without TLS everybody is a viewer, or with network.api_writable an \
-                admin. x-place, which host does it, whichever is asked: any \
-                (all do the same), asked (the one that is asked), named (the one that x-named-by \
-                names; the one that is asked if it is absent), holder (the one with the disk group \
-                that x-named-by names; all if it is absent), all. x-task: the kind of the tasks \
-                that go on after the answer; /api/v1/tasks lists them.",
+                x-role, the least that may: join (has one new host join), viewer (looks), \
+                operator (also volumes, resync, scrubs), admin (everything). The Unix socket is \
+                admin; over TLS, the token says it; over TCP without TLS everybody is a viewer, \
+                or with network.api_writable an admin. x-place, which host does it, whichever is \
+                asked: any (all do the same), asked (the one that is asked), named (the one that \
+                x-named-by names; the one that is asked if it is absent), holder (the one with \
+                the disk group that x-named-by names; all if it is absent), all. x-task: the \
+                kind of the tasks that go on after the answer; /api/v1/tasks lists them.",
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },
         "paths": paths,
@@ -159,6 +159,12 @@ fn schemas() -> Value {
         Token,
         TokenCreate,
         TokenMade,
+        JoinTokenCreate,
+        JoinTokenMade,
+        HostJoin,
+        HostJoined,
+        JoinDirectory,
+        EtcdClient,
         AuditEntry,
     );
     found.push((Missing::name().into_owned(), Missing::schema()));

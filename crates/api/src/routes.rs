@@ -25,6 +25,8 @@ pub enum Reply {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
+    /// Has one new host join the cluster, and may ask for nothing else.
+    Join,
     /// Looks.
     Viewer,
     /// Does what daily work is: volumes, resync, scrubs.
@@ -35,11 +37,12 @@ pub enum Role {
 
 impl Role {
     /// Every role, the least first.
-    pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Admin];
+    pub const ALL: [Self; 4] = [Self::Join, Self::Viewer, Self::Operator, Self::Admin];
 
     /// Its name, stable.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Join => "join",
             Self::Viewer => "viewer",
             Self::Operator => "operator",
             Self::Admin => "admin",
@@ -205,7 +208,7 @@ impl Route {
 
 use Place::{All, Any, Asked, Holder, Named};
 use Reply::{Item, List, Nothing};
-use Role::{Admin, Operator, Viewer};
+use Role::{Admin, Join, Operator, Viewer};
 
 macro_rules! operations {
     ($($op:ident: $route:expr;)*) => {
@@ -253,6 +256,15 @@ operations! {
         .query(&["scope"]);
     HostList: read(Viewer, "/hosts", All, List("Host"), "Hosts").query(&["scope"]);
     HostShow: read(Viewer, "/hosts/{host}", All, Item("Host"), "One host");
+    HostJoin: change(
+        Join,
+        "POST",
+        "/hosts:join",
+        Asked,
+        Some("HostJoin"),
+        Item("HostJoined"),
+        "Give a new host its certificate; by a token for joining, which is good for one host",
+    );
     HostRemove: change(
         Admin,
         "DELETE",
@@ -452,6 +464,15 @@ operations! {
         Item("TokenMade"),
         "Make a token; its secret is in the answer, and never shown again",
     );
+    JoinTokenCreate: change(
+        Admin,
+        "POST",
+        "/tokens:join",
+        Asked,
+        Some("JoinTokenCreate"),
+        Item("JoinTokenMade"),
+        "Make a token by which one new host joins the cluster",
+    );
     TokenRemove: change(
         Admin,
         "DELETE",
@@ -564,6 +585,7 @@ mod tests {
             PolicyDelete,
             TokenList,
             TokenCreate,
+            JoinTokenCreate,
             TokenRemove,
             AuditList,
         ];
@@ -601,13 +623,18 @@ mod tests {
             SessionList,
             ProfileList,
         ];
-        let all = [(Role::Admin, &admin[..]), (Role::Operator, &operator), (Role::Viewer, &viewer)];
+        let all = [
+            (Role::Admin, &admin[..]),
+            (Role::Operator, &operator),
+            (Role::Viewer, &viewer),
+            (Role::Join, &[HostJoin]),
+        ];
         let mut seen = BTreeSet::new();
         for (role, op) in all.iter().flat_map(|(role, ops)| ops.iter().map(move |op| (*role, *op)))
         {
             assert_eq!(op.route().role, role, "{op:?}");
             assert!(seen.insert(op), "{op:?} twice");
-            assert!(!op.route().is_change() || role > Role::Viewer, "{op:?}");
+            assert!(!op.route().is_change() || role != Role::Viewer, "{op:?}");
             assert!(op.route().task.is_none() || op.route().is_change(), "{op:?}");
         }
         assert_eq!(seen, Op::ALL.iter().copied().collect(), "an operation without a rule");

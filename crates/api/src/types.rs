@@ -21,6 +21,7 @@ named!(
     Cluster,
     Health,
     Host,
+    HostJoined,
     HostRemoval,
     Disk,
     DiskWipe,
@@ -38,6 +39,7 @@ named!(
     Profile,
     Token,
     TokenMade,
+    JoinTokenMade,
     AuditEntry,
 );
 
@@ -922,6 +924,9 @@ pub struct Token {
     pub expires: Option<String>,
     /// Whether that time has come.
     pub expired: bool,
+    /// The host that has joined by it, by its id: it is good for no other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<String>,
 }
 
 /// What somebody has changed through the management interface, or was not let do.
@@ -992,4 +997,96 @@ impl fmt::Debug for TokenMade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenMade").field("token", &self.token).finish_non_exhaustive()
     }
+}
+
+/// A token for joining that is to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinTokenCreate {
+    /// Unique; absent: `join-` and eight digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// For how many seconds it is good, 1 to 86,400; absent: 900.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid_s: Option<u64>,
+    /// Where the new host reaches hosts of the cluster, `host:port` of `network.api`, at most 8;
+    /// absent: the one that is asked, as it is configured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+}
+
+/// A token for joining that was made.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinTokenMade {
+    /// What it is.
+    pub token: Token,
+    /// Where the new host reaches hosts of the cluster.
+    pub addresses: Vec<String>,
+    /// What the new host is given: it is told this once. Absent: nothing was made (`dry_run`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+impl fmt::Debug for JoinTokenMade {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinTokenMade").field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+/// A machine that is to become a host of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostJoin {
+    /// The name that it is to have: unique in the cluster.
+    pub name: String,
+    /// Its release: that of the hosts which are there.
+    pub release: String,
+    /// Milliseconds since 1970, by its clock.
+    pub unix_ms: u64,
+    /// The public half of its key, signed by the other: PKCS #10, PEM.
+    pub request: String,
+}
+
+/// What makes a machine a host of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostJoined {
+    /// Its id; absent: nothing was done (`dry_run`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Of the cluster.
+    pub cluster: String,
+    /// Its certificate, PEM; absent as `id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// The certificate of the cluster's authority, PEM.
+    pub authority: String,
+    /// Where it finds the state of the cluster.
+    pub directory: JoinDirectory,
+}
+
+/// How a new host reaches etcd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinDirectory {
+    /// `directory.endpoints`.
+    pub endpoints: Vec<String>,
+    /// `directory.prefix`.
+    pub prefix: String,
+    /// Who signed the certificates of etcd, PEM; absent: no TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// By which certificate a host proves itself to etcd.
+    pub client: EtcdClient,
+}
+
+/// By which certificate a host proves itself to etcd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EtcdClient {
+    /// By none.
+    Nobody,
+    /// By the one that it has for its peers.
+    Host,
+    /// By one of its own, which it is configured with before it starts.
+    Own,
 }

@@ -390,11 +390,31 @@ impl Config {
         path: &Path,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, Problem> {
+        Self::load_with(path, environment, None)
+    }
+
+    /// The same as if that file of `conf.d` had that text (empty: were not there).
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_with(
+        path: &Path,
+        environment: impl IntoIterator<Item = (String, String)>,
+        drop_in: Option<(&Path, &str)>,
+    ) -> Result<Self, Problem> {
         let mut reader = Reader::default();
         reader.file(path)?;
-        let drop_ins = path.parent().unwrap_or(Path::new(".")).join("conf.d");
-        for file in drop_in_files(&drop_ins)? {
-            reader.file(&file)?;
+        let mut files = drop_in_files(&path.parent().unwrap_or(Path::new(".")).join("conf.d"))?;
+        if let Some((file, _)) = drop_in {
+            files.retain(|found| found != file);
+            files.insert(files.partition_point(|found| **found < *file), file.to_owned());
+        }
+        for file in files {
+            match drop_in {
+                Some((other, "")) if other == file => {}
+                Some((other, text)) if other == file => reader.text_of(&file, text)?,
+                _ => reader.file(&file)?,
+            }
         }
         for (name, value) in environment {
             reader.variable(&name, &value)?;
@@ -471,8 +491,13 @@ impl Reader {
             return Err(bad(format!("{shown}: is empty"))
                 .hint("docs/operations.md has an example to start from"));
         }
-        let source = Source { path, text: &text };
-        let table = DeTable::parse(&text).map_err(|e| {
+        self.text_of(path, &text)
+    }
+
+    fn text_of(&mut self, path: &Path, text: &str) -> Result<(), Problem> {
+        let shown = path.display();
+        let source = Source { path, text };
+        let table = DeTable::parse(text).map_err(|e| {
             let place = e.span().map_or_else(|| shown.to_string(), |span| source.at(span.start));
             let near = e.span().and_then(|span| text.get(span)).unwrap_or_default().trim();
             let near =

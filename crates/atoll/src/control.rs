@@ -11,12 +11,13 @@ use atoll_api::envelope::Missing;
 use atoll_api::routes::Role;
 use atoll_api::types::{
     AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate,
-    Health, Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
-    ScrubStart, Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock,
-    VolumeLockRequest, VolumePatch,
+    Health, Host, HostJoin, HostJoined, HostRemoval, JoinTokenCreate, Placement, Policy,
+    PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Token,
+    TokenCreate, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
-use atoll_format::id::HostId;
+use atoll_format::id::{ClusterId, HostId};
 use atoll_node::EventMark;
+use atoll_trust::TokenSecret;
 use std::collections::BTreeMap;
 use std::future::Future;
 
@@ -137,6 +138,19 @@ pub struct Caller {
     pub token: Option<String>,
     /// What he may do.
     pub role: Role,
+}
+
+/// A token for joining that was made, but for its secret.
+#[derive(Clone, Debug)]
+pub struct JoinMade {
+    /// What it is.
+    pub token: Token,
+    /// Where the new host reaches hosts of the cluster.
+    pub addresses: Vec<String>,
+    /// Of which cluster.
+    pub cluster: ClusterId,
+    /// What it knows the cluster's authority by.
+    pub authority_sha256: String,
 }
 
 /// What an operation returns.
@@ -286,6 +300,20 @@ pub trait Control: Clone + Send + Sync + 'static {
         sha256: String,
         change: ChangeOptions,
     ) -> impl Future<Output = ControlResult<Token>> + Send;
+    /// Makes a token for joining that is known by that hash.
+    fn join_token_create(
+        &self,
+        request: JoinTokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<JoinMade>> + Send;
+    /// Gives a new host its certificate; none: it has shown no token.
+    fn host_join(
+        &self,
+        request: HostJoin,
+        token: Option<TokenSecret>,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<HostJoined>> + Send;
     fn token_remove(
         &self,
         name: &str,

@@ -21,6 +21,10 @@ use std::time::Duration;
 
 /// Below `host.data_dir`: `authority.crt`, `host.crt` and `host.key`.
 pub const DIR: &str = "trust";
+/// Below `host.data_dir`, on hosts that keep the authority: `authority.crt` and `authority.key`.
+pub const AUTHORITY_DIR: &str = "authority";
+/// In [`DIR`] of a host that joined: who signed the certificates of etcd.
+pub const ETCD_CA: &str = "etcd-ca.crt";
 /// How often the files are looked at.
 const EVERY: Duration = Duration::from_secs(5);
 const DAY_S: u64 = 86_400;
@@ -110,6 +114,42 @@ impl HostTrust {
     /// When the certificate in use is valid.
     pub fn validity(&self) -> Validity {
         self.used().validity()
+    }
+
+    /// The certificate of the cluster's authority, PEM.
+    pub fn authority(&self) -> String {
+        self.used().authority().to_owned()
+    }
+
+    /// What the authority is known by to a machine that joins.
+    pub fn authority_sha256(&self) -> String {
+        self.used().authority_sha256()
+    }
+
+    /// What the authority is shown for another certificate of the same key.
+    ///
+    /// # Errors
+    /// It cannot be signed.
+    pub fn request(&self) -> Result<String, TrustError> {
+        self.used().request()
+    }
+
+    /// Puts that certificate (PEM) of the same key in the place of the one in use; [`watch`] finds
+    /// it there.
+    ///
+    /// # Errors
+    /// It is no good, or is not written; what is there is not what is in use.
+    pub fn replace(&self, certificate: &str) -> Result<(), TrustError> {
+        let used = self.used();
+        let renewed = used.renewed(certificate)?;
+        renewed.validity().check(now_s())?;
+        // What somebody else has put there is his to mend: with another key, this one would not
+        // belong to it.
+        if !Credentials::load(&self.dir)?.is(&used) {
+            let what = format!("what is in {} is not what is in use", self.dir.display());
+            return Err(TrustError::Mismatch(what));
+        }
+        renewed.save_certificate(&self.dir)
     }
 
     /// The directory holds another cluster than the certificate names.
@@ -301,20 +341,48 @@ mod tests {
     }
 
     #[test]
-    fn health_warns_when_a_third_of_its_life_is_left() {
+    fn health_warns_when_a_quarter_of_its_life_is_left() {
         let place = Place::new();
         let now = now_s();
         place.equip(HOST, now);
         let trust = place.load().unwrap();
         let at = |days: u64| trust.check("h", now + days * DAY_S).map(|c| (c.name, c.level));
-        assert_eq!(at(59), None);
-        assert_eq!(at(60), Some(("certificate-expires".into(), Level::Warning)));
+        assert_eq!(at(67), None);
+        assert_eq!(at(68), Some(("certificate-expires".into(), Level::Warning)));
         assert_eq!(at(91), Some(("certificate-expired".into(), Level::Critical)));
-        let warned = trust.check("h", now + 61 * DAY_S).unwrap();
+        let warned = trust.check("h", now + 69 * DAY_S).unwrap();
         assert!(
-            warned.message.contains("host h is valid for 29 more days, until 20"),
+            warned.message.contains("host h is valid for 21 more days, until 20"),
             "{warned:?}"
         );
         assert!(warned.remedy.contains("atoll cluster certificate 000000000000000a"), "{warned:?}");
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_for_the_same_key_and_found_where_it_was_put() {
+        let place = Place::new();
+        place.equip(HOST, now_s() - 70 * DAY_S);
+        let trust = place.load().unwrap();
+        let (before, key) = (trust.validity(), || {
+            std::fs::read(place.dir.path().join(DIR).join("host.key")).unwrap()
+        });
+        assert!(before.is_to_be_renewed(now_s()));
+        let key_before = key();
+        let request = trust.request().unwrap();
+        let issue = |host, at_s| place.authority.issue(&request, host, at_s, HOST_VALID_S).unwrap();
+        trust.replace(&issue(HostId(0xb), now_s())).unwrap_err();
+        trust.replace(&issue(HOST, now_s() - 2 * HOST_VALID_S)).unwrap_err();
+        assert!(!trust.look().unwrap(), "what was no good was not written");
+        // What an administrator has put there is not mixed with it.
+        let certificate = place.dir.path().join(DIR).join("host.crt");
+        let good = std::fs::read(&certificate).unwrap();
+        std::fs::write(&certificate, "his").unwrap();
+        trust.replace(&issue(HOST, now_s())).unwrap_err();
+        assert_eq!(std::fs::read(&certificate).unwrap(), b"his");
+        std::fs::write(&certificate, good).unwrap();
+        trust.replace(&issue(HOST, now_s())).unwrap();
+        assert!(trust.look().unwrap());
+        assert!(!trust.validity().is_to_be_renewed(now_s()));
+        assert_eq!(key(), key_before);
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use atoll::rest::door::Access;
 use atoll_api::client::{Call, Tls, Token};
 use atoll_api::routes::{Op, Page, Role};
-use atoll_api::types::{AuditEntry, Token as TokenItem, TokenCreate, TokenMade};
+use atoll_api::types::{AuditEntry, JoinTokenCreate, Token as TokenItem, TokenCreate, TokenMade};
 use atoll_api::{Client, Code, Endpoint, Problem};
 use atoll_format::id::{ClusterId, HostId};
 use atoll_trust::{ApiTrust, Authority, HOST_VALID_S, PeerTls};
@@ -130,13 +130,13 @@ fn every_route_refuses_who_has_no_token_and_the_roles_below_its_own() {
     for page in [Page::OpenApi, Page::Metrics, Page::Healthz, Page::Readyz] {
         let wanted = page.role().map(|_| Code::NotAuthenticated);
         assert_eq!(code(place.ask(None, Call::page(page))), wanted, "{page:?}");
-        assert_eq!(code(place.ask(Some(&tokens[0].1), Call::page(page))), None, "{page:?}");
+        assert_eq!(code(place.ask(Some(&tokens[1].1), Call::page(page))), None, "{page:?}");
     }
     // Nothing says without a token what there is.
     let mut missing = call(Op::StatusShow);
     missing.target = "/api/v1/nowhere".into();
     assert_eq!(code(place.ask(None, missing.clone())), Some(Code::NotAuthenticated));
-    assert_eq!(code(place.ask(Some(&tokens[0].1), missing)), Some(Code::NoRoute));
+    assert_eq!(code(place.ask(Some(&tokens[1].1), missing)), Some(Code::NoRoute));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn every_change_is_written_down_with_who_asked_and_what_came_of_it() {
     let tokens = Role::ALL.map(|role| (role, place.token(role.name(), role)));
     let uid = std::fs::metadata(&place.server.socket).unwrap().uid();
     let made = std::mem::take(&mut place.server.state().deeds);
-    assert_eq!(made.len(), 3);
+    assert_eq!(made.len(), Role::ALL.len());
     for deed in &made {
         let who = format!("uid:{uid}");
         assert_eq!((&*deed.who, deed.role, &*deed.from), (&*who, Role::Admin, "socket"));
@@ -298,7 +298,7 @@ fn every_change_is_written_down_with_who_asked_and_what_came_of_it() {
     assert_eq!(place.server.state().deeds, []);
     // A lock's token is as good as the lock.
     let unlock = call(Op::VolumeUnlock).query("token", "0123456789abcdef");
-    let _ = place.ask(Some(&tokens[1].1), unlock);
+    let _ = place.ask(Some(&tokens[2].1), unlock);
     let deeds = std::mem::take(&mut place.server.state().deeds);
     assert_eq!(deeds[0].target, "/api/v1/volumes/none/lock?token=*");
     let all = serde_json::to_string(&[made, deeds].concat()).unwrap();
@@ -384,4 +384,203 @@ fn connections_of_the_network_leave_room_for_the_socket() {
         run(async { client.bytes(call(Op::StatusShow)).await }).unwrap();
     }
     drop(idle);
+}
+
+/// A machine that is no host yet, and tokens for it.
+struct NewHost {
+    dir: tempfile::TempDir,
+}
+
+impl NewHost {
+    fn new(network: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let text = format!("[host]\nname = \"new\"\ndata_dir = {data:?}\n{network}");
+        std::fs::write(dir.path().join("atoll.toml"), text).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    /// `atoll cluster WORDS` here, with that token in a file: status, output, what it says.
+    fn cluster(&self, words: &[&str], token: Option<&str>) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("ATOLL_") {
+                command.env_remove(name);
+            }
+        }
+        // Wherever its daemon would be asked.
+        command.env("ATOLL_ENDPOINT", "https://127.0.0.1:1").arg("cluster").args(words);
+        command.arg("--config").arg(self.path("atoll.toml"));
+        if let Some(token) = token {
+            std::fs::write(self.path("token"), token).unwrap();
+            command.arg("--token-file").arg(self.path("token"));
+        }
+        let done = command.stdin(std::process::Stdio::null()).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (done.status.code().unwrap(), text(&done.stdout), text(&done.stderr))
+    }
+}
+
+impl Place {
+    /// Has the server admit machines, and makes a token for one.
+    fn join_token(&self, pinned: &Authority) -> String {
+        let mut state = self.server.state();
+        let key = self.authority.key();
+        state.authority = Some(Authority::from_pem(self.authority.certificate(), &key).unwrap());
+        let of = pinned.equip(HostId(9), now_s(), 60).unwrap();
+        state.authority_sha256 = of.authority_sha256();
+        // The first one is nobody's.
+        state.addresses = vec!["127.0.0.1:1".into(), self.server.tcp.to_string()];
+        state.now_s = now_s();
+        state.etcd_ca = Some("the authority of etcd".into());
+        drop(state);
+        let made: atoll_api::Item<atoll_api::types::JoinTokenMade> = run(async {
+            let call = Call::to(Op::JoinTokenCreate, &[]);
+            self.socket().item(call.json(&JoinTokenCreate::default())).await.unwrap()
+        });
+        assert!(!format!("{made:?}").contains("atoll_"), "its secret is not for logs");
+        made.item.secret.unwrap()
+    }
+}
+
+#[test]
+fn a_machine_joins_by_a_token_and_is_configured_for_its_cluster() {
+    let place = Place::new();
+    let token = place.join_token(&place.authority);
+    let new = NewHost::new("");
+    let (status, _, said) = new.cluster(&["join", "--dry-run"], Some(&token));
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("would be written") && !new.path("data/trust").exists(), "{said}");
+    let (status, out, said) = new.cluster(&["join", "-o", "json"], Some(&token));
+    assert_eq!(status, 0, "{said}");
+    let made: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(made["kind"], "HostMade");
+    assert_eq!(made["item"]["host"], "0000000000000007");
+    // Asked whether it might, each time before it did.
+    assert_eq!(place.server.state().joined, ["new"; 3]);
+    let given = atoll_trust::Credentials::load(&new.path("data/trust")).unwrap();
+    assert_eq!(given.identity().host, HostId(7));
+    assert_eq!(given.authority(), place.authority.certificate());
+    assert_eq!(new.text("data/trust/etcd-ca.crt"), "the authority of etcd");
+    let data = new.path("data");
+    let data = data.to_str().unwrap();
+    let wanted = format!(
+        "# Written by 'atoll cluster join'. Later files of this directory win over it.\n\
+         [network]\napi = \"127.0.0.1:8460\"\npeer = [\"127.0.0.1:8461\"]\n\
+         [directory]\nkind = \"etcd\"\nendpoints = [\"10.0.0.1:2379\"]\nprefix = \"/atoll\"\n\
+         ca = \"{data}/trust/etcd-ca.crt\"\ncertificate = \"{data}/trust/host.crt\"\n\
+         key = \"{data}/trust/host.key\"\n"
+    );
+    assert_eq!(new.text("conf.d/cluster.toml"), wanted);
+    assert!(!said.contains("atoll_") && !out.contains("atoll_"), "{said} {out}");
+    // It is a host now, whatever it is given.
+    let again = place.join_token(&place.authority);
+    let (status, _, said) = new.cluster(&["join"], Some(&again));
+    assert_eq!(status, 4, "{said}");
+    assert!(said.contains("this machine is a host already"), "{said}");
+    assert_eq!(new.cluster(&["init"], None).0, 4);
+    // By the same token, nobody else is.
+    let (status, _, said) = NewHost::new("").cluster(&["join"], Some(&token));
+    assert_eq!(status, 5, "{said}");
+}
+
+#[test]
+fn a_token_that_is_no_good_is_refused_before_or_by_the_cluster_and_leaves_no_host() {
+    let place = Place::new();
+    let token = place.join_token(&place.authority);
+    let foreign = place.join_token(&authority());
+    let asking = place.token("ci", Role::Admin);
+    for (given, status, why) in [
+        (&*foreign, 20, "another authority"),
+        (&token[..token.len() - 3], 2, "a piece of it is missing"),
+        (&asking, 2, "for asking, not for joining"),
+        ("hunter2", 2, "no token for joining"),
+        ("", 2, "no token for joining"),
+    ] {
+        let new = NewHost::new("");
+        let (found, _, said) = new.cluster(&["join"], Some(given));
+        assert_eq!(found, status, "{said}");
+        assert!(said.contains(why) && !said.contains("hunter2"), "{said}");
+        assert!(!said.contains("atoll_"), "{said}");
+        assert!(
+            !new.path("data/trust/host.crt").exists() && !new.path("conf.d/cluster.toml").exists()
+        );
+    }
+    // What was refused has used nothing up; and what was configured stays.
+    let new = NewHost::new("[network]\npeer = [\"127.0.0.7:1\"]\napi = \"127.0.0.7:2\"\n");
+    let (status, _, said) = new.cluster(&["join"], Some(&token));
+    assert_eq!(status, 0, "{said}");
+    assert!(!new.text("conf.d/cluster.toml").contains("[network]"));
+    // Nor has a configuration that would be no good with what the cluster says; and what an earlier
+    // attempt has left in it is not taken for somebody's choice.
+    let again = place.join_token(&place.authority);
+    place.server.state().etcd_ca = None;
+    let new = NewHost::new("");
+    std::fs::create_dir(new.path("conf.d")).unwrap();
+    let left = "# Written by 'atoll cluster join'.\n[network]\npeer = [\"127.0.0.9:1\"]\n";
+    std::fs::write(new.path("conf.d/cluster.toml"), left).unwrap();
+    let (status, _, said) = new.cluster(&["join"], Some(&again));
+    assert!(status == 1 && said.contains("directory.") && said.contains("still good"), "{said}");
+    assert_eq!(
+        (new.text("conf.d/cluster.toml"), new.path("data/trust").exists()),
+        (left.into(), false)
+    );
+    place.server.state().etcd_ca = Some("the authority of etcd".into());
+    std::fs::write(new.path("data/cluster-id"), "000000000000000d\n").unwrap();
+    let (status, _, said) = new.cluster(&["join"], Some(&again));
+    assert!(status == 4 && said.contains("has belonged to cluster 000000000000000d"), "{said}");
+    std::fs::write(new.path("data/cluster-id"), "000000000000000c\n").unwrap();
+    let (status, _, said) = new.cluster(&["join"], Some(&again));
+    assert_eq!(status, 0, "{said}");
+    assert!(new.text("conf.d/cluster.toml").contains("peer = [\"127.0.0.1:8461\"]"));
+    let homeless = NewHost::new("");
+    std::fs::remove_dir(homeless.path("data")).unwrap();
+    let (status, _, said) = homeless.cluster(&["join"], Some(&again));
+    assert!(status == 1 && said.contains("does not exist"), "{said}");
+    let old = NewHost::new("[network]\ntls = false\n");
+    assert_eq!(old.cluster(&["join"], Some(&token)).0, 4);
+    let own = NewHost::new("");
+    std::fs::create_dir(own.path("conf.d")).unwrap();
+    std::fs::write(own.path("conf.d/cluster.toml"), "[log]\nlevel = \"info\"\n").unwrap();
+    let (status, _, said) = own.cluster(&["join"], Some(&token));
+    assert!(status == 4 && said.contains("not of this command's making"), "{said}");
+}
+
+#[test]
+fn the_first_host_gets_an_authority_a_certificate_and_its_configuration() {
+    let new = NewHost::new("");
+    let etcd = ["init", "--address", "127.0.0.9", "--etcd", "127.0.0.1:2379,127.0.0.2:2379"];
+    let (status, _, said) = new.cluster(&[&etcd[..], &["--dry-run"]].concat(), None);
+    assert!(status == 0 && !new.path("data/trust").exists(), "{said}");
+    // What an init that was cut off has made is not made again: somebody may have copied it.
+    let before = authority();
+    before.save(&new.path("data/authority")).unwrap();
+    let (status, out, said) = new.cluster(&etcd, None);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("next: atoll host prepare --check"), "{said}");
+    assert!(out.contains("127.0.0.9:8461"), "{out}");
+    let authority = Authority::load(&new.path("data/authority")).unwrap();
+    let given = atoll_trust::Credentials::load(&new.path("data/trust")).unwrap();
+    assert_eq!(given.identity().cluster, authority.cluster());
+    assert_eq!(authority.sha256().unwrap(), before.sha256().unwrap());
+    let text = new.text("conf.d/cluster.toml");
+    assert!(text.contains("endpoints = [\"127.0.0.1:2379\",\"127.0.0.2:2379\"]"), "{text}");
+    assert_eq!(new.cluster(&etcd, None).0, 4, "it is one already");
+    // What the configuration does not take leaves nothing behind.
+    let bad = NewHost::new("");
+    let (status, _, said) =
+        bad.cluster(&["init", "--address", "127.0.0.9", "--etcd", "nowhere"], None);
+    assert!(status == 1 && said.contains("directory.endpoints"), "{said}");
+    assert!(!bad.path("data/authority").exists() && !bad.path("conf.d/cluster.toml").exists());
+    let (status, _, said) = bad.cluster(&["init", "--address", "127.0.0.9"], None);
+    assert!(status == 0 && said.contains("other machines cannot join"), "{said}");
 }

@@ -362,7 +362,8 @@ fn example(name: &str) -> &'static str {
         "VolumeLockRequest" => r#"{"purpose":"import"}"#,
         "ResyncPatch" => r#"{"paused":true}"#,
         "TokenCreate" => r#"{"name":"new","role":"viewer"}"#,
-        "ScrubStart" => "{}",
+        "HostJoin" => r#"{"name":"host9","release":"1","unix_ms":0,"request":""}"#,
+        "ScrubStart" | "JoinTokenCreate" => "{}",
         other => panic!("no example of {other}"),
     }
 }

@@ -463,6 +463,9 @@ pub struct TokenRecord {
     /// Milliseconds since 1970 from which on it is refused; none: it does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_ms: Option<u64>,
+    /// The host that has joined by it: it is good for one. Only of [`TokenRole::Join`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<HostId>,
 }
 
 impl TokenRecord {
@@ -476,6 +479,8 @@ impl TokenRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TokenRole {
+    /// Have one new host join the cluster, once, and nothing else.
+    Join,
     /// Look.
     Viewer,
     /// Also what daily work is: volumes, resync, scrubs.
@@ -816,12 +821,14 @@ mod tests {
             sha256: "0123456789abcdef".repeat(4),
             created_ms: 1_700_000_000_003,
             expires_ms,
+            used_by: (role == TokenRole::Join).then_some(HostId(0xa2)),
         };
         let tokens = TokensRecord {
             version,
             tokens: vec![
                 token("backup", TokenRole::Operator, Some(1_800_000_000_000)),
                 token("grafana", TokenRole::Viewer, None),
+                token("host2", TokenRole::Join, Some(1_700_000_900_003)),
                 token("root", TokenRole::Admin, None),
             ],
         };

@@ -72,8 +72,9 @@ pub struct RemovedHost {
     pub at_ms: u64,
 }
 
-/// Answers what another host's [`Node::manage_at`] asks of the program around this node.
-pub type Manager = Rc<dyn Fn(String) -> LocalBoxFuture<'static, String>>;
+/// Answers what another host's [`Node::manage_at`] asks of the program around this node; with TLS,
+/// that host has proved who it is.
+pub type Manager = Rc<dyn Fn(HostId, String) -> LocalBoxFuture<'static, String>>;
 
 /// One host. Clones are the same.
 pub struct Node<W: World, S: Components>(pub(crate) Rc<NodeState<W, S>>);

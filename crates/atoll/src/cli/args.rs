@@ -12,6 +12,7 @@ use atoll_sim::scale::{CpuPerIo, DiskKind, Network, Place, Workload};
 use atoll_trust::HOST_VALID_S;
 use atoll_world::Nanos;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -415,6 +416,18 @@ pub enum Cluster {
         #[arg(long)]
         promised_limit: u32,
     },
+    /// Make this machine the first host of a new cluster: its authority, its certificate, and
+    /// conf.d/cluster.toml. At a terminal it asks for what was not given
+    #[command(after_help = "Example: atoll cluster init --address 10.0.0.1 \
+                            --etcd 10.0.0.1:2379 --etcd-ca /etc/atoll/etcd.crt")]
+    Init(Init),
+    /// Make a token by which one machine joins the cluster, and print it: once, never again
+    #[command(after_help = "Example: atoll cluster join-token --name host2 --expires 1h")]
+    JoinToken(JoinToken),
+    /// Make this machine a host of a cluster, by a token for joining: in --token-file, in
+    /// ATOLL_TOKEN, or on standard input
+    #[command(after_help = "Example: atoll cluster join --token-file host2.token")]
+    Join(JoinHost),
     /// Who signs the certificates of the cluster's hosts
     #[command(subcommand)]
     Authority(Authority),
@@ -422,6 +435,55 @@ pub enum Cluster {
     #[command(after_help = "Example: atoll cluster certificate --authority /root/authority --out \
                             /var/lib/atoll/trust")]
     Certificate(Certificate),
+}
+
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Where other hosts reach this one; without it, as network.peer is configured, or by the
+    /// default route
+    #[arg(long, value_name = "IP")]
+    pub address: Option<IpAddr>,
+    /// The members of etcd; without it, the state of the cluster is on this machine alone, and no
+    /// other one can join
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    pub etcd: Vec<String>,
+    /// Who signed the certificates of etcd (PEM); without it, etcd has no TLS
+    #[arg(long, value_name = "FILE", requires = "etcd")]
+    pub etcd_ca: Option<PathBuf>,
+    /// This host's certificate for etcd (PEM)
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    pub etcd_certificate: Option<PathBuf>,
+    /// The key of that certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
+    pub etcd_key: Option<PathBuf>,
+    /// Configuration of this host; conf.d beside it is written to
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct JoinToken {
+    /// Its name; without it, join- and eight digits
+    #[arg(long)]
+    pub name: Option<String>,
+    /// For how long it is good, at most a day; without it, 15 minutes
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub expires: Option<Duration>,
+    /// Where the new machine reaches network.api of a host, up to 8 times; without it, the host
+    /// that is asked
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct JoinHost {
+    /// Where other hosts reach this one; without it, as network.peer is configured, or by the
+    /// address that reaches the cluster
+    #[arg(long, value_name = "IP")]
+    pub address: Option<IpAddr>,
+    /// Configuration of this host; conf.d beside it is written to
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -142,9 +142,13 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
     context.out.one(&Item::new(made, now * 1000))
 }
 
-/// Made by root, the files belong to whom the directory around them belongs: the host, which has
-/// to read them, does not run as root.
-fn give_to_owner(dir: &Path) -> Result<(), Problem> {
+/// What the commands that make certificates write, all in one directory of it.
+const OURS: [&str; 5] =
+    ["authority.crt", "authority.key", "host.crt", "host.key", crate::trust::ETCD_CA];
+
+/// Made by root, our files in that directory belong to whom the directory around them belongs: the
+/// host, which has to read them, does not run as root.
+pub fn give_to_owner(dir: &Path) -> Result<(), Problem> {
     use std::os::unix::fs::{MetadataExt, lchown};
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -153,8 +157,11 @@ fn give_to_owner(dir: &Path) -> Result<(), Problem> {
         let around = std::fs::canonicalize(dir)?.join("..").metadata()?;
         let (user, group) = (Some(around.uid()), Some(around.gid()));
         // The daemon may write there: what it has put in a file's place is not followed.
-        for name in ["authority.crt", "host.crt", "host.key"] {
-            lchown(dir.join(name), user, group)?;
+        for name in OURS {
+            match lchown(dir.join(name), user, group) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
         }
         lchown(dir, user, group)
     };

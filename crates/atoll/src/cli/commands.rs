@@ -7,7 +7,7 @@ use super::args::{
 };
 use super::context::Context;
 use super::out::{Failure, Format, Out, Row, Run};
-use super::{certificate, profile, show};
+use super::{certificate, joining, profile, show};
 use crate::config;
 use crate::machine::facts;
 use crate::machine::findings::{self, State};
@@ -38,7 +38,7 @@ impl Context {
     }
 
     /// Says what was done, to people only.
-    fn say(&self, done: &str) {
+    pub fn say(&self, done: &str) {
         if matches!(self.out.format, Format::Table | Format::Wide) {
             let dry = if self.globals.dry_run { " (dry run: nothing was changed)" } else { "" };
             self.out.note(&format!("{done}{dry}"));
@@ -374,6 +374,9 @@ async fn cluster(context: &Context, cluster: Cluster) -> Run {
         }
         Cluster::Authority(command) => return certificate::authority(context, command),
         Cluster::Certificate(command) => return certificate::certificate(context, &command),
+        Cluster::Init(init) => return joining::init(context, init).await,
+        Cluster::JoinToken(token) => return joining::join_token(context, token).await,
+        Cluster::Join(join) => return joining::join(context, join).await,
     };
     let item = context.item::<types::Cluster>(call).await?;
     context.out.item(&item, |it| it.name.clone(), |it| show::cluster(&context.out, it))

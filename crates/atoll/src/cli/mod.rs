@@ -11,6 +11,7 @@ pub mod certificate;
 mod commands;
 pub mod context;
 mod image;
+mod joining;
 pub mod out;
 mod profile;
 mod show;
@@ -58,7 +59,11 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         };
         let timeout = Duration::from_secs(cli.globals.timeout);
         let client = Client::new(cli.globals.endpoint.clone(), timeout);
-        let client = access::with_access(client, &cli.globals, access::of_environment())?;
+        // Whoever joins asks the hosts that its token names, and shows them that.
+        let client = match cli.command {
+            Command::Cluster(args::Cluster::Join(_)) => client,
+            _ => access::with_access(client, &cli.globals, access::of_environment())?,
+        };
         let context = Context { client, out, globals: cli.globals, interrupt };
         dispatch(&context, cli.command).await
     });
@@ -83,6 +88,9 @@ fn meaningless(cli: &Cli) -> Option<Problem> {
         Command::Audit(args::Audit::Verify(_)) => ("audit verify", false),
         Command::Cluster(args::Cluster::Authority(_)) => ("cluster authority create", false),
         Command::Cluster(args::Cluster::Certificate(_)) => ("cluster certificate", false),
+        Command::Cluster(args::Cluster::Init(_)) => ("cluster init", true),
+        // Its request has a key that was made for it.
+        Command::Cluster(args::Cluster::Join(_)) => ("cluster join", true),
         Command::Completion(_) => ("completion", false),
         Command::Man(_) => ("man", false),
         // They are many requests, and the data goes another way.

@@ -29,7 +29,7 @@ type Collected<T> = Result<Told<T>, Problem>;
 impl Engine {
     /// Asks every other host that answers, all at once: what each tells, by the hosts' names, and
     /// the other hosts that do not tell. Ask [`look`](Self::look) before which hosts answer.
-    async fn told_by_each<T: DeserializeOwned>(
+    pub(super) async fn told_by_each<T: DeserializeOwned>(
         &self,
         question: Question,
     ) -> Collected<Vec<(HostId, Vec<T>)>> {
@@ -278,7 +278,8 @@ impl Engine {
         Err(Problem::new(Code::Unavailable, detail).hint("atoll host list"))
     }
 
-    fn own(&self) -> Doer {
+    /// This host.
+    pub(super) fn own(&self) -> Doer {
         let (name, release) = (self.config.host_name.clone(), env!("CARGO_PKG_VERSION").into());
         Doer { id: self.host, name, release }
     }

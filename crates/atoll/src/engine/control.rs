@@ -6,14 +6,17 @@ use super::host_request::HostRequest;
 use super::items::resync_item;
 use crate::audit::{AuditLog, Deed};
 use crate::bridge::Bridge;
-use crate::control::{Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told};
+use crate::control::{
+    Caller, ChangeOptions, Control, EventMarks, EventsRead, JoinMade, Sample, Scope, Told,
+};
 use atoll_api::types::{
     AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health,
-    Host, HostRemoval, Placement, Policy, PolicyCheck, Profile, Resync, ResyncPatch, Scrub,
-    ScrubStart, Session, Status, Task, Token, TokenCreate, Volume, VolumeCreate, VolumeLock,
-    VolumeLockRequest, VolumePatch,
+    Host, HostJoin, HostJoined, HostRemoval, JoinTokenCreate, Placement, Policy, PolicyCheck,
+    Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Token, TokenCreate,
+    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_api::{Code, Problem};
+use atoll_trust::TokenSecret;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -343,6 +346,30 @@ impl Control for EngineControl {
             engine.token_create(request, sha256, change.dry_run).await
         };
         self.bridge.call(create).await
+    }
+
+    async fn join_token_create(
+        &self,
+        request: JoinTokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> ControlResult<JoinMade> {
+        let create = move |engine: Rc<Engine>| async move {
+            engine.join_token_create(request, sha256, change.dry_run).await
+        };
+        self.bridge.call(create).await
+    }
+
+    async fn host_join(
+        &self,
+        request: HostJoin,
+        token: Option<TokenSecret>,
+        change: ChangeOptions,
+    ) -> ControlResult<HostJoined> {
+        let join = move |engine: Rc<Engine>| async move {
+            engine.host_join(request, token, change.dry_run).await
+        };
+        self.bridge.call(join).await
     }
 
     async fn token_remove(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {

@@ -16,6 +16,7 @@ use atoll_world::{Nanos, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::fmt;
 use std::rc::{Rc, Weak};
 
 /// How long another host may take to do something.
@@ -38,8 +39,44 @@ pub enum HostRequest {
     DiskWipe { request: DiskWipeRequest, dry_run: bool },
     /// Starts (with rate 0: stops) a scrub of one of its disk groups.
     Scrub { group: String, rate: Option<u64> },
+    /// Signs for a machine that joins by that token, if it keeps the authority:
+    /// [`Admitted`].
+    Admit { secret: Secret, name: String, request: String },
+    /// Signs a new certificate of the host that asks, if it keeps the authority: PEM.
+    Certify { request: String },
     /// Tells what only it knows, from behind the item with that key on: [`Page`].
     Tell { question: Question, after: Option<String> },
+}
+
+/// A secret on its way between hosts.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn of(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    /// Without it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// A new host.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Admitted {
+    /// Its id.
+    pub host: HostId,
+    /// PEM.
+    pub certificate: String,
 }
 
 /// What only one host knows: each a list, which may be told by several of its parts one after the
@@ -63,6 +100,8 @@ pub enum Question {
     Protection,
     /// What was written down on it: [`AuditEntry`](atoll_api::types::AuditEntry).
     Audit,
+    /// The cluster of the authority that it keeps; nothing: it keeps none.
+    Authority,
 }
 
 /// The host that does something; name and release are for messages.
@@ -138,11 +177,11 @@ impl Engine {
     /// Answers what other hosts ask; knows the engine only as long as it lives.
     pub(super) fn manager(self: &Rc<Self>) -> Manager {
         let engine = Rc::downgrade(self);
-        Rc::new(move |request| {
+        Rc::new(move |from, request| {
             let engine = engine.clone();
             Box::pin(async move {
                 let done = match read(&request) {
-                    Ok(what) => answer(engine, what).await,
+                    Ok(what) => answer(engine, from, what).await,
                     Err(problem) => Err(problem),
                 };
                 serde_json::to_string(&done).expect("answers have string keys")
@@ -196,7 +235,7 @@ impl Engine {
         wait: Nanos,
     ) -> Result<T, Unanswered> {
         if host == self.host {
-            let done = self.perform(what.clone()).await.map_err(Unanswered::Refused)?;
+            let done = self.perform(self.host, what.clone()).await.map_err(Unanswered::Refused)?;
             return serde_json::from_value(done).map_err(Unanswered::Odd);
         }
         let request = serde_json::to_string(what).expect("requests have string keys");
@@ -206,7 +245,7 @@ impl Engine {
     }
 
     /// Does what this host is asked, by itself or by another one.
-    async fn perform(&self, what: HostRequest) -> Done {
+    async fn perform(&self, from: HostId, what: HostRequest) -> Done {
         let done = match what {
             HostRequest::GroupCreate { request, dry_run } => {
                 serde_json::to_value(self.group_create(request, dry_run).await?)
@@ -217,6 +256,12 @@ impl Engine {
             HostRequest::Scrub { group, rate } => {
                 self.scrub_group(&group, rate).await?;
                 Ok(Value::Null)
+            }
+            HostRequest::Admit { secret, name, request } => {
+                serde_json::to_value(self.admit(&secret, &name, &request).await?)
+            }
+            HostRequest::Certify { request } => {
+                serde_json::to_value(self.certify(from, &request).await?)
             }
             HostRequest::Tell { question, after } => {
                 serde_json::to_value(self.tell(question, after.as_deref()).await?)
@@ -246,6 +291,7 @@ impl Engine {
                 let entries = self.audit.recent(&self.config.host_name);
                 page(entries, |entry| format!("{:020}", entry.number), after)
             }
+            Question::Authority => page(self.authority_kept().await?, String::clone, after),
         })
     }
 }
@@ -286,9 +332,9 @@ fn read_answer<T: DeserializeOwned>(reply: &str) -> Result<T, Unanswered> {
     }
 }
 
-async fn answer(engine: Weak<Engine>, what: HostRequest) -> Done {
+async fn answer(engine: Weak<Engine>, from: HostId, what: HostRequest) -> Done {
     let stopping = || Problem::new(Code::Unavailable, "the host is stopping");
-    engine.upgrade().ok_or_else(stopping)?.perform(what).await
+    engine.upgrade().ok_or_else(stopping)?.perform(from, what).await
 }
 
 #[cfg(test)]
@@ -363,7 +409,7 @@ mod tests {
         }
     }
 
-    fn questions() -> [Question; 7] {
+    fn questions() -> [Question; 9] {
         [
             Question::VolumeUse,
             Question::Checks,
@@ -372,6 +418,8 @@ mod tests {
             Question::Sessions { volume: Some("v".into()) },
             Question::Profiles,
             Question::Protection,
+            Question::Audit,
+            Question::Authority,
         ]
     }
 
@@ -382,8 +430,10 @@ mod tests {
             HostRequest::DiskWipe { .. } => &[Op::DiskWipe],
             HostRequest::Scrub { .. } => &[Op::ScrubStart, Op::ScrubStop],
             HostRequest::Tell { question: Question::Disks, .. } => &[Op::DiskList],
-            // A part of what all tell.
-            HostRequest::Tell { .. } => &[],
+            // A part of what all tell, or of what the one that is asked does.
+            HostRequest::Tell { .. } | HostRequest::Admit { .. } | HostRequest::Certify { .. } => {
+                &[]
+            }
         }
     }
 

@@ -18,6 +18,7 @@ mod event_files;
 mod host;
 mod host_request;
 mod items;
+mod joining;
 pub mod meter;
 mod profile;
 mod room;
@@ -310,6 +311,7 @@ impl Engine {
         tokio::task::spawn_local(Kept::AUDIT.watch(node.clone(), audit));
         if let Some(trust) = &self.trust {
             tokio::task::spawn_local(trust::watch(node.clone(), trust.clone()));
+            self.begin_renewals(trust);
         }
         node.set_manager(self.manager());
         node.arrive().await;

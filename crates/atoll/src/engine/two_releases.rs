@@ -45,7 +45,7 @@ enum OldQuestion {
 
 /// Answers as that release does: nobody uses a volume there.
 fn old_manager() -> Manager {
-    Rc::new(|request| {
+    Rc::new(|_from, request| {
         Box::pin(async move {
             match serde_json::from_str(&request) {
                 Ok(OldRequest::Tell { question: OldQuestion::VolumeUse }) => {

@@ -20,18 +20,19 @@ pub mod listen;
 mod record;
 mod request;
 
-use crate::control::{Caller, Control, EventMarks, EventsRead, Scope, Told};
+use crate::control::{Caller, Control, EventMarks, EventsRead, JoinMade, Scope, Told};
 use crate::metrics;
 use atoll_api::envelope::{Item, List, Missing, Named};
 use atoll_api::limits;
 use atoll_api::routes::{Op, Page};
 use atoll_api::types::{
-    ClusterPatch, GroupCreate, Policy, PolicyCheckRequest, ResyncPatch, ScrubStart, TokenCreate,
-    TokenMade, Volume, VolumeCreate, VolumePatch, VolumeResize,
+    ClusterPatch, GroupCreate, HostJoin, JoinTokenCreate, JoinTokenMade, Policy,
+    PolicyCheckRequest, ResyncPatch, ScrubStart, TokenCreate, TokenMade, Volume, VolumeCreate,
+    VolumePatch, VolumeResize,
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::units::check_object_size;
-use atoll_trust::TokenSecret;
+use atoll_trust::{JoinToken, TokenSecret};
 use door::{Access, Door, Shown};
 use failures::Failures;
 use http_body_util::channel::Channel;
@@ -225,6 +226,10 @@ impl<C: Control> Rest<C> {
                 let all = control.hosts(scope).await?;
                 self.one(all, "host", host, |h| h.name == host || h.id == host)
             }
+            Op::HostJoin => {
+                let request: HostJoin = asked.body()?;
+                self.item(control.host_join(request, token, change).await?)
+            }
             Op::HostRemove => {
                 let lost = asked.flag("lost")?;
                 self.item(control.host_remove(asked.param(0), lost, change).await?)
@@ -356,11 +361,23 @@ impl<C: Control> Rest<C> {
             Op::TokenCreate => {
                 let request: TokenCreate = asked.body()?;
                 check_name("token", "name", &request.name)?;
-                let secret = TokenSecret::generate()
-                    .map_err(|e| Problem::new(Code::Failed, e.to_string()))?;
+                let secret = new_secret()?;
                 let token = control.token_create(request, secret.sha256(), change).await?;
                 let secret = (!change.dry_run).then(|| secret.reveal().to_owned());
                 self.item(TokenMade { token, secret })
+            }
+            Op::JoinTokenCreate => {
+                let request: JoinTokenCreate = asked.body()?;
+                if let Some(name) = &request.name {
+                    check_name("token", "name", name)?;
+                }
+                let secret = new_secret()?;
+                let made = control.join_token_create(request, secret.sha256(), change).await?;
+                let JoinMade { token, addresses, cluster, authority_sha256 } = made;
+                let shown = addresses.clone();
+                let secret = JoinToken { secret, cluster, authority_sha256, addresses };
+                let secret = (!change.dry_run).then(|| secret.reveal());
+                self.item(JoinTokenMade { token, addresses: shown, secret })
             }
             Op::TokenRemove => {
                 control.token_remove(asked.param(0), change).await.map(|()| nothing())
@@ -579,6 +596,11 @@ fn no_token(why: &str) -> Problem {
         "send 'Authorization: Bearer TOKEN' (atoll: ATOLL_TOKEN, --token-file); 'atoll token \
          create', on a host, makes one",
     )
+}
+
+/// Of a token that is made.
+fn new_secret() -> Result<TokenSecret, Problem> {
+    TokenSecret::generate().map_err(|e| Problem::new(Code::Failed, e.to_string()))
 }
 
 fn check_name(what: &str, field: &str, text: &str) -> Result<(), Problem> {

@@ -8,15 +8,17 @@
 
 use atoll::audit::Deed;
 use atoll::control::{
-    Caller, ChangeOptions, Control, EventMarks, EventsRead, Sample, Scope, Told, Value,
+    Caller, ChangeOptions, Control, EventMarks, EventsRead, JoinMade, Sample, Scope, Told, Value,
 };
 use atoll::rest::door::Access;
 use atoll::rest::listen::Listeners;
 use atoll_api::envelope::Missing;
+use atoll_api::routes::Role;
 use atoll_api::types::*;
 use atoll_api::{Code, Problem};
-use atoll_format::id::{HostId, Incarnation};
+use atoll_format::id::{ClusterId, HostId, Incarnation};
 use atoll_node::EventMark;
+use atoll_trust::{Authority, TokenSecret};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -62,6 +64,17 @@ pub struct State {
     pub scope: Option<Scope>,
     /// Tokens, with the hashes that they are known by.
     pub tokens: BTreeMap<String, (Token, String)>,
+    /// Who signs for hosts that join, if anybody does.
+    pub authority: Option<Authority>,
+    /// What tokens for joining say of it, and where hosts are.
+    pub authority_sha256: String,
+    pub addresses: Vec<String>,
+    /// Who signed the certificates of etcd.
+    pub etcd_ca: Option<String>,
+    /// The clock by which it signs, seconds since 1970.
+    pub now_s: u64,
+    /// Names of machines that have joined, or asked whether they might.
+    pub joined: Vec<String>,
     /// Who was said to be refused.
     pub refused: Vec<String>,
     /// What was written down.
@@ -709,11 +722,55 @@ impl Control for Fake {
             created: at(NOW_MS),
             expires: request.valid_s.map(|valid| at(NOW_MS + valid * 1000)),
             expired: false,
+            used_by: None,
         };
         if !change.dry_run {
             state.tokens.insert(request.name, (token.clone(), sha256));
         }
         Ok(token)
+    }
+    async fn join_token_create(
+        &self,
+        request: JoinTokenCreate,
+        sha256: String,
+        change: ChangeOptions,
+    ) -> ControlResult<JoinMade> {
+        let name = request.name.unwrap_or_else(|| format!("join-{}", &sha256[..8]));
+        let create = TokenCreate { name, role: Role::Join, valid_s: request.valid_s.or(Some(900)) };
+        let token = self.token_create(create, sha256, change).await?;
+        let state = self.0.lock().unwrap();
+        let authority_sha256 = state.authority_sha256.clone();
+        let addresses = state.addresses.clone();
+        Ok(JoinMade { token, addresses, cluster: ClusterId(0xc), authority_sha256 })
+    }
+    async fn host_join(
+        &self,
+        request: HostJoin,
+        token: Option<TokenSecret>,
+        change: ChangeOptions,
+    ) -> ControlResult<HostJoined> {
+        let mut state = self.0.lock().unwrap();
+        let (mut id, mut certificate) = (None, None);
+        if let (Some(authority), Some(secret), false) = (&state.authority, token, change.dry_run) {
+            let host = HostId(7);
+            let issued = authority.issue(&request.request, host, state.now_s, 3600);
+            let issued = issued.map_err(|e| Problem::new(Code::BadValue, e.to_string()))?;
+            (id, certificate) = (Some(host.to_string()), Some(issued));
+            state.tokens.retain(|_, (_, sha256)| *sha256 != secret.sha256());
+        }
+        state.joined.push(request.name);
+        Ok(HostJoined {
+            id,
+            cluster: "000000000000000c".into(),
+            certificate,
+            authority: state.authority.as_ref().map(|a| a.certificate().into()).unwrap_or_default(),
+            directory: JoinDirectory {
+                endpoints: vec!["10.0.0.1:2379".into()],
+                prefix: "/atoll".into(),
+                ca: state.etcd_ca.clone(),
+                client: EtcdClient::Host,
+            },
+        })
     }
     async fn token_remove(&self, name: &str, change: ChangeOptions) -> ControlResult<()> {
         let mut state = self.0.lock().unwrap();

@@ -3,7 +3,7 @@
 use crate::admin::message::{AdminReply, AdminRequest, LOOK_FOR_DATA, SIBLING_WAIT, audit_reply};
 use crate::error::ManageError;
 use crate::node::{Manager, Node};
-use atoll_format::id::{ComponentId, ObjectId};
+use atoll_format::id::{ComponentId, HostId, ObjectId};
 use atoll_format::record::key;
 use atoll_object::AdminHandler;
 use atoll_world::directory::{Compare, Revision};
@@ -23,7 +23,7 @@ impl<W: World, S: Components> Node<W, S> {
 
     pub(crate) fn admin_handler(&self) -> AdminHandler {
         let node = Rc::downgrade(&self.0);
-        Rc::new(move |_from, json| {
+        Rc::new(move |from, json| {
             let node = node.upgrade().map(Node);
             let audits = node.as_ref().is_some_and(|node: &Self| node.world().audits());
             async move {
@@ -32,7 +32,7 @@ impl<W: World, S: Components> Node<W, S> {
                     (_, Err(error)) => {
                         AdminReply::Failed { why: format!("not understood: {error}") }
                     }
-                    (Some(node), Ok(ask)) => node.answer(ask).await,
+                    (Some(node), Ok(ask)) => node.answer(from.host, ask).await,
                 };
                 let json = serde_json::to_vec(&answer).expect("answers have string keys");
                 if audits {
@@ -44,7 +44,7 @@ impl<W: World, S: Components> Node<W, S> {
         })
     }
 
-    async fn answer(&self, ask: AdminRequest) -> AdminReply {
+    async fn answer(&self, from: HostId, ask: AdminRequest) -> AdminReply {
         self.audit();
         match ask {
             AdminRequest::Status => AdminReply::Status { status: Box::new(self.host_status()) },
@@ -114,7 +114,7 @@ impl<W: World, S: Components> Node<W, S> {
             AdminRequest::Manage { request } => {
                 let manager = self.0.manager.borrow().clone();
                 match manager {
-                    Some(manager) => AdminReply::Managed { reply: manager(request).await },
+                    Some(manager) => AdminReply::Managed { reply: manager(from, request).await },
                     None => AdminReply::Failed { why: "the host is starting".into() },
                 }
             }
