@@ -341,18 +341,18 @@ mod tests {
     }
 
     #[test]
-    fn health_warns_when_a_quarter_of_its_life_is_left() {
+    fn health_warns_when_a_third_of_its_life_is_left() {
         let place = Place::new();
         let now = now_s();
         place.equip(HOST, now);
         let trust = place.load().unwrap();
         let at = |days: u64| trust.check("h", now + days * DAY_S).map(|c| (c.name, c.level));
-        assert_eq!(at(67), None);
-        assert_eq!(at(68), Some(("certificate-expires".into(), Level::Warning)));
+        assert_eq!(at(59), None);
+        assert_eq!(at(60), Some(("certificate-expires".into(), Level::Warning)));
         assert_eq!(at(91), Some(("certificate-expired".into(), Level::Critical)));
-        let warned = trust.check("h", now + 69 * DAY_S).unwrap();
+        let warned = trust.check("h", now + 61 * DAY_S).unwrap();
         assert!(
-            warned.message.contains("host h is valid for 21 more days, until 20"),
+            warned.message.contains("host h is valid for 29 more days, until 20"),
             "{warned:?}"
         );
         assert!(warned.remedy.contains("atoll cluster certificate 000000000000000a"), "{warned:?}");

@@ -75,13 +75,14 @@ impl Validity {
         self.until_s.saturating_sub(now_s)
     }
 
-    /// Whether a third of its life is left, or less: it is time for a new one.
+    /// Whether it is time for a new one: of 90 days, 31 are left, or less. That is a day before
+    /// [`Self::is_nearly_over`], so that only what nobody has renewed is warned of.
     pub fn is_to_be_renewed(self, now_s: u64) -> bool {
-        self.left_s(now_s) <= (self.until_s - self.from_s) / 3
+        90 * self.left_s(now_s) <= 31 * (self.until_s - self.from_s)
     }
 
-    /// Whether a quarter of its life is left, or less: nobody has renewed it.
+    /// Whether a third of its life is left, or less.
     pub fn is_nearly_over(self, now_s: u64) -> bool {
-        self.left_s(now_s) <= (self.until_s - self.from_s) / 4
+        self.left_s(now_s) <= (self.until_s - self.from_s) / 3
     }
 }

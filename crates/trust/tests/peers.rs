@@ -209,8 +209,8 @@ fn a_certificate_says_when_it_is_valid() {
     assert!(at(now + 901).is_some_and(|why| why.contains("expired")));
     assert!(at(now - 3601).is_some_and(|why| why.contains("not valid yet")));
     // 4500 s of life, the hour before included.
-    assert!(!validity.is_to_be_renewed(now - 601) && validity.is_to_be_renewed(now - 600));
-    assert!(!validity.is_nearly_over(now - 226) && validity.is_nearly_over(now - 225));
+    assert!(!validity.is_nearly_over(now - 601) && validity.is_nearly_over(now - 600));
+    assert!(!validity.is_to_be_renewed(now - 651) && validity.is_to_be_renewed(now - 650));
     assert_eq!((validity.left_s(now), validity.left_s(now + 901)), (900, 0));
 }
 
