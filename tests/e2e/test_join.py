@@ -4,6 +4,7 @@ and certificates that hosts renew by themselves."""
 import datetime
 import os
 import shutil
+import tarfile
 
 from cluster import READY_S
 from etcd import DISK_FORMAT_S, EtcdCluster
@@ -144,12 +145,27 @@ class Joining(ClusterTest):
         # Who keeps the authority decides: without it, nobody is let in.
         kept = os.path.join(cluster.host_dir(1), "data", "authority")
         os.rename(kept, kept + ".away")
-        self.assert_refusal(cluster.join(5, token), 1, "no host that answers keeps the authority")
+        for words in ((), ("--dry-run",)):
+            refused = cluster.join(5, token, *words)
+            self.assert_refusal(refused, 1, "no host that answers keeps the authority")
         self.assert_refusal(
             cluster.cli("cluster", "join-token", check=False), 1, "keeps the authority"
         )
         os.rename(kept + ".away", kept)
         self.assertEqual(cluster.join(5, token).returncode, 0)
+        # Nor is the authority's key in what is sent to others on the day something is wrong.
+        bundle = os.path.join(self.directory, "bundle.tar.gz")
+        place = ("--to", bundle, "--config", cluster.config_file(1))
+        cluster.cli("support", "bundle", *place)
+        with open(os.path.join(kept, "authority.key"), encoding="ascii") as f:
+            key = max(f.read().splitlines(), key=len).encode()
+        self.assertEqual(os.stat(f.name).st_mode & 0o777, 0o600)
+        with tarfile.open(bundle) as archive:
+            for member in archive.getmembers():
+                if member.isfile():
+                    text = archive.extractfile(member).read()
+                    self.assertNotIn(b"PRIVATE KEY", text, member.name)
+                    self.assertNotIn(key, text, member.name)
         for host in range(1, 5):
             with open(cluster.log(host), encoding="utf-8", errors="replace") as f:
                 log = f.read()

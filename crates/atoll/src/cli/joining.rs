@@ -568,10 +568,11 @@ async fn ask(
     let timeout = Duration::from_secs(context.globals.timeout);
     let mut last = None;
     for address in &token.addresses {
-        let place = match tokio::net::lookup_host(address).await.map(|mut all| all.next()) {
-            Ok(Some(place)) => place,
-            Ok(None) | Err(_) => {
-                let detail = format!("{address}: there is no such host");
+        let found = tokio::time::timeout(timeout, tokio::net::lookup_host(address)).await;
+        let place = match found.map(|all| all.map(|mut all| all.next())) {
+            Ok(Ok(Some(place))) => place,
+            _ => {
+                let detail = format!("{address}: there is no such host, or no answer where it is");
                 last = Some(Problem::new(Code::CannotConnect, detail));
                 continue;
             }

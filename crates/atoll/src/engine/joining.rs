@@ -35,6 +35,8 @@ const CLOCK_OFF_MAX_MS: u64 = 5 * 60 * 1000;
 const RENEW_LOOK: Duration = Duration::from_secs(5);
 /// How long it waits when that has failed, or nobody keeps the authority.
 const RENEW_AGAIN: Duration = Duration::from_secs(60);
+/// How long reading the authority may take: less than who asks waits for an answer.
+const READ_WAIT: Duration = Duration::from_millis(1_500);
 /// What to do without a host that keeps the authority.
 const NO_KEEPER: &str = "'atoll cluster certificate' makes one where the authority is; or put the \
                          authority into the data directory of a host (docs/security.md)";
@@ -53,10 +55,22 @@ impl Engine {
     /// The authority that this host keeps; none: it keeps none.
     async fn authority(&self) -> Result<Option<Authority>, Problem> {
         let Some(trust) = &self.trust else { return Ok(None) };
-        let dir = self.config.data_dir.join(AUTHORITY_DIR);
-        let load = move || Authority::is_in(&dir).then(|| Authority::load(&dir)).transpose();
-        // The file system may hang, and the shard must not.
-        let loaded = tokio::task::spawn_blocking(load).await;
+        let (dir, reads) = (self.config.data_dir.join(AUTHORITY_DIR), self.authority_reads.clone());
+        // The file system may hang: then one thread waits for it, whoever asks, and the shard for
+        // none.
+        let load = async move {
+            let permit = reads.acquire_owned().await.expect("it is never closed");
+            let load = move || {
+                let _permit = permit;
+                Authority::is_in(&dir).then(|| Authority::load(&dir)).transpose()
+            };
+            tokio::task::spawn_blocking(load).await
+        };
+        let late = |_| {
+            let detail = "the file system with the authority does not answer";
+            Problem::new(Code::Unavailable, detail).hint("the log of the kernel on that host")
+        };
+        let loaded = tokio::time::timeout(READ_WAIT, load).await.map_err(late)?;
         let failed = |e| Problem::new(Code::Failed, format!("reading the authority ended: {e}"));
         let authority = loaded.map_err(failed)?.map_err(|e| of_trust(&e))?;
         let Some(authority) = authority else { return Ok(None) };
@@ -100,6 +114,13 @@ impl Engine {
             why.get_or_insert_with(|| Problem::new(Code::Failed, detail));
         }
         Ok((keepers, why))
+    }
+
+    /// # Errors
+    /// Nobody keeps the authority who could sign.
+    async fn check_kept(&self) -> Result<(), Problem> {
+        let (keepers, why) = self.keepers().await?;
+        if keepers.is_empty() { Err(why.unwrap_or_else(nobody)) } else { Ok(()) }
     }
 
     /// Has the first that can of those who keep the authority do something.
@@ -174,11 +195,7 @@ impl Engine {
             true => reached_at(self.config.api, &self.config.peers)?,
             false => checked(request.addresses)?,
         };
-        if let (keepers, why) = self.keepers().await?
-            && keepers.is_empty()
-        {
-            return Err(why.unwrap_or_else(nobody));
-        }
+        self.check_kept().await?;
         let token = join_record(request.name, request.valid_s, sha256, atoll_real::unix_ms())?;
         let change = TokenChange::Create(token.clone());
         node.change_tokens(&change, dry_run).await.map_err(problem)?;
@@ -229,6 +246,7 @@ impl Engine {
             directory,
         };
         if dry_run {
+            self.check_kept().await?;
             return Ok(joined);
         }
         let secret = Secret::of(secret.reveal());
@@ -303,8 +321,8 @@ impl Engine {
     }
 }
 
-/// Renews the certificate of a host when a third of its life is left, for as long as the host
-/// lives. Without a host that keeps the authority nothing is done: then an administrator does it.
+/// Renews the certificate of a host before it is nearly over, for as long as the host lives.
+/// Without a host that keeps the authority nothing is done: then an administrator does it.
 async fn keep_renewed(engine: Weak<Engine>, trust: Arc<HostTrust>) {
     let mut told = String::new();
     loop {

@@ -64,7 +64,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// How often tasks are looked at while there are any: as often as hosts tell of themselves.
 const TASKS_EVERY: Duration = Duration::from_secs(2);
@@ -88,6 +88,8 @@ pub struct Engine {
     pub trust: Option<Arc<HostTrust>>,
     /// Who has changed what.
     pub audit: Arc<AuditLog>,
+    /// Whoever reads the authority that this host keeps: one at a time.
+    authority_reads: Arc<Semaphore>,
     tasks: RefCell<TaskBook>,
     /// When this process began.
     began: Nanos,
@@ -140,6 +142,7 @@ impl Engine {
             slots: plan.slots.clone(),
             trust: plan.trust.clone(),
             audit: plan.audit.clone(),
+            authority_reads: Arc::new(Semaphore::new(1)),
             shards: Shards::new(Shard::new(0, plan), others),
             tasks: RefCell::default(),
             began: atoll_real::now(),
