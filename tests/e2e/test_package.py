@@ -20,7 +20,8 @@ import unittest
 
 from harness import ATOLL, REPOSITORY, Stack, row, run, wait_until
 
-UNITS = ("atoll", "atoll-directory")
+UNITS = ("atoll", "atoll-directory", "atoll-etcd")
+DAEMONS = UNITS[:2]  # of a host that is alone
 EXPOSURE_MAX = 3.0  # of `systemd-analyze security`, 0 (safe) to 10
 SECRET = "hunter2-is-secret"
 DISKS = """[host]
@@ -227,6 +228,7 @@ class Package(unittest.TestCase):
             "/etc/atoll/atoll.toml",
             "/lib/systemd/system/atoll.service",
             "/lib/systemd/system/atoll-directory.service",
+            "/lib/systemd/system/atoll-etcd.service",
             "/lib/udev/rules.d/60-atoll.rules",
             "/usr/lib/sysusers.d/atoll.conf",
             "/usr/lib/tmpfiles.d/atoll.conf",
@@ -268,7 +270,8 @@ class Package(unittest.TestCase):
             exposure = float(re.search(r"exposure level for \S+: ([0-9.]+)", said)[1])
             print(f"    {unit}.service: exposure {exposure}")
             self.assertLessEqual(exposure, EXPOSURE_MAX, said)
-            self.assertEqual(unit_values(path, "Type"), ["notify"])
+            # etcd waits for the cluster first, and nobody waits for that.
+            self.assertEqual(unit_values(path, "Type"), ["exec" if unit == "atoll-etcd" else "notify"])
             self.assertEqual(unit_values(path, "User"), ["atoll"])
             self.assertEqual(unit_values(path, "CapabilityBoundingSet"), [""])
             self.assertEqual(unit_values(path, "LimitCORE"), ["0"], "a core file has guests' data")
@@ -296,7 +299,7 @@ class Package(unittest.TestCase):
         checked = machine.run("atoll", "host", "prepare", "--check")
         self.assertRegex(checked, r"ok +disk /mnt/disk1 +2\.0 GiB, empty +atoll group create /mnt/disk1\n")
 
-        machine.run("atoll", "cluster", "init", "--address", "127.0.0.1")
+        machine.run("atoll", "cluster", "init", "--address", "127.0.0.1", "--embedded")
         secrets = [f"/var/lib/atoll/{name}" for name in ("trust/host.key", "authority/authority.key")]
         modes = machine.run("stat", "-c", "%a %U", *secrets)
         self.assertEqual(modes.split("\n")[:2], ["600 atoll"] * 2, "the host reads them, and nobody else")
@@ -315,7 +318,7 @@ class Package(unittest.TestCase):
         waiting = wait_until("the host to say what it waits for", lambda: machine.heard("atoll"), 10)
         self.assertTrue(all(m.startswith("STATUS=this host ") for m in waiting), waiting)
         machine.ask("start", "atoll-directory", 1_500_000)
-        for unit in UNITS:
+        for unit in DAEMONS:
             heard = waiting if unit == "atoll" else []
             wait_until(
                 f"{unit} to be ready",
@@ -331,10 +334,10 @@ class Package(unittest.TestCase):
                             "/var/lib/atoll/directory.db")
         self.assertEqual(modes.split("\n")[:3], ["660 atoll", "600 atoll", "600 atoll"])
 
-        for unit in UNITS:
+        for unit in DAEMONS:
             machine.heard(unit)
         time.sleep(2.0)  # four thirds of the watchdog's time
-        for unit in UNITS:
+        for unit in DAEMONS:
             heard = machine.heard(unit)
             self.assertEqual(set(heard), {"WATCHDOG=1"}, heard)
             self.assertGreaterEqual(len(heard), 3)
@@ -354,7 +357,7 @@ class Package(unittest.TestCase):
         self.assertIn("vm1", machine.run("atoll", "volume", "list"))
         self.bundle(machine)
 
-        for unit in UNITS:
+        for unit in DAEMONS:
             machine.heard(unit)
             machine.ask("signal", unit, 15)
             self.assertEqual(machine.ask("wait", unit)["code"], 0)

@@ -1046,6 +1046,10 @@ pub struct HostJoin {
     pub unix_ms: u64,
     /// The public half of its key, signed by the other: PKCS #10, PEM.
     pub request: String,
+    /// The IP addresses at which clients reach it, at most 16: its certificate has them. Another
+    /// host must not have one of them.
+    #[serde(default)]
+    pub addresses: Vec<String>,
 }
 
 /// What makes a machine a host of the cluster.
@@ -1077,6 +1081,9 @@ pub struct JoinDirectory {
     pub ca: Option<String>,
     /// By which certificate a host proves itself to etcd.
     pub client: EtcdClient,
+    /// The hosts run etcd themselves, and so does the new one (`directory.managed`).
+    #[serde(default)]
+    pub managed: bool,
 }
 
 /// By which certificate a host proves itself to etcd.

@@ -12,7 +12,7 @@ use atoll_api::{Code, Problem};
 use atoll_etcd::{EtcdConfig, TlsFiles};
 use atoll_format::units::{CHUNK, parse_size};
 use atoll_world::Nanos;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -212,6 +212,25 @@ pub const KEYS: &[Key] = &[
     ),
     key("directory.key", Kind::Path, "", "The key of this host's certificate for etcd (PEM)"),
     key(
+        "directory.managed",
+        Kind::Flag,
+        "false",
+        "The hosts run etcd themselves (unit atoll-etcd), known by their certificates; endpoints: \
+         the members that are asked first",
+    ),
+    key(
+        "directory.member",
+        Kind::Address,
+        "",
+        "Where this host's own member of that etcd listens to hosts; empty: this host runs none",
+    ),
+    key(
+        "directory.member_peer",
+        Kind::Address,
+        "",
+        "Where this host's own member of that etcd listens to other members",
+    ),
+    key(
         "io.backend",
         Kind::OneOf(&["auto", "uring", "threads"]),
         "auto",
@@ -260,6 +279,9 @@ pub const GROUP_KEYS: &[(&str, &str)] = &[
     ("log", "Size of the write log, a multiple of 1 MiB; default: chosen by the disk's size"),
 ];
 
+/// In `host.data_dir`: `authority.crt`, `host.crt` and `host.key`.
+pub const TRUST_DIR: &str = "trust";
+
 /// Where cluster state is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectoryConfig {
@@ -273,9 +295,18 @@ impl fmt::Display for DirectoryConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embedded(socket) => write!(f, "{}", socket.display()),
-            Self::Etcd(etcd) => write!(f, "etcd ({})", etcd.endpoints.join(", ")),
+            Self::Etcd(etcd) => write!(f, "etcd ({})", etcd.endpoints),
         }
     }
+}
+
+/// Where a host's own member of etcd listens: addresses that the other hosts reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberAddresses {
+    /// To hosts.
+    pub clients: SocketAddr,
+    /// To other members.
+    pub peers: SocketAddr,
 }
 
 /// The configuration of one host, checked.
@@ -303,6 +334,10 @@ pub struct Config {
     pub tls: bool,
     /// `directory`.
     pub directory: DirectoryConfig,
+    /// `directory.managed`: the hosts run etcd themselves.
+    pub managed: bool,
+    /// `directory.member`, `directory.member_peer`; none: this host runs no member of etcd.
+    pub member: Option<MemberAddresses>,
     /// `io.backend`.
     pub backend: Backend,
     /// `io.busy_poll_us`.
@@ -372,6 +407,17 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Where clients reach this host that know servers by their addresses: those that its
+    /// certificate is to have.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let member = self.member.filter(|_| self.managed);
+        let member = member.into_iter().flat_map(|at| [at.clients, at.peers]);
+        let all = self.peers.iter().copied().chain(self.api).chain(member);
+        let all: BTreeSet<IpAddr> =
+            all.map(|at| at.ip()).filter(|ip| !ip.is_unspecified()).collect();
+        all.into_iter().collect()
+    }
+
     /// Threads that serve disk groups and volumes on a machine with so many cores: 1 to 64.
     pub fn shards(&self, cores: usize) -> u8 {
         if self.shards_wanted > 0 {
@@ -631,6 +677,8 @@ impl Reader {
             peers,
             tls,
             directory,
+            managed: self.flag("directory.managed"),
+            member: self.member()?,
             backend: match self.text("io.backend") {
                 "uring" => Backend::Uring,
                 "threads" => Backend::Threads,
@@ -679,6 +727,13 @@ impl Reader {
     fn directory(&self, open: bool) -> Result<DirectoryConfig, Problem> {
         let endpoints = self.list("directory.endpoints").to_vec();
         if self.text("directory.kind") == "embedded" {
+            if self.flag("directory.managed") {
+                return Err(bad(format!(
+                    "{}: directory.managed without effect: directory.kind is \"embedded\"",
+                    self.place("directory.managed")
+                ))
+                .hint("'atoll cluster init' and 'atoll cluster join' write both"));
+            }
             if !endpoints.is_empty() {
                 return Err(bad(format!(
                     "{}: directory.endpoints without effect: directory.kind is \"embedded\"",
@@ -725,13 +780,65 @@ impl Reader {
                 .hint("set directory.ca, or network.allow_unprotected = true"));
             }
         }
+        let endpoints = endpoints.into();
         Ok(DirectoryConfig::Etcd(EtcdConfig { endpoints, prefix: prefix.to_owned(), tls }))
+    }
+
+    fn member(&self) -> Result<Option<MemberAddresses>, Problem> {
+        let [clients, peers] = ["directory.member", "directory.member_peer"].map(|key| {
+            let text = self.text(key);
+            (!text.is_empty()).then(|| text.parse::<SocketAddr>().expect(CHECKED))
+        });
+        let (clients, peers) = match (clients, peers) {
+            (None, None) => return Ok(None),
+            (Some(clients), Some(peers)) if clients != peers => (clients, peers),
+            (Some(_), Some(_)) => {
+                return Err(bad(format!(
+                    "{}: directory.member and directory.member_peer are the same",
+                    self.place("directory.member_peer")
+                )));
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(bad(format!(
+                    "{}: directory.member and directory.member_peer are set together or not at all",
+                    self.place("directory.member")
+                )));
+            }
+        };
+        if clients.ip().is_unspecified() || peers.ip().is_unspecified() {
+            return Err(bad(format!(
+                "{}: directory.member and directory.member_peer: addresses that other hosts reach, \
+                 and they are {clients} and {peers}",
+                self.place("directory.member")
+            )));
+        }
+        Ok(Some(MemberAddresses { clients, peers }))
     }
 
     fn directory_tls(&self) -> Result<Option<TlsFiles>, Problem> {
         let file = |name| Some(self.text(name)).filter(|text| !text.is_empty()).map(PathBuf::from);
         let [ca, certificate, key] =
             ["directory.ca", "directory.certificate", "directory.key"].map(file);
+        if self.flag("directory.managed") {
+            if ca.is_some() || certificate.is_some() || key.is_some() {
+                return Err(bad(format!(
+                    "{}: directory.managed: ca, certificate and key are those of the cluster, and \
+                     not set",
+                    self.place("directory.managed")
+                )));
+            }
+            if !self.flag("network.tls") {
+                return Err(bad(format!(
+                    "{}: directory.managed needs network.tls: its members are known by the \
+                     certificates of the hosts",
+                    self.place("directory.managed")
+                )));
+            }
+            let trust = Path::new(self.text("host.data_dir")).join(TRUST_DIR);
+            let [ca, certificate, key] =
+                ["authority.crt", "host.crt", "host.key"].map(|name| trust.join(name));
+            return Ok(Some(TlsFiles { ca, identity: Some((certificate, key)) }));
+        }
         let identity = match (certificate, key) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
@@ -1159,7 +1266,7 @@ mod tests {
         let DirectoryConfig::Etcd(etcd) = load(loopback.as_bytes(), &[]).unwrap().directory else {
             panic!("it is etcd");
         };
-        assert_eq!(etcd.endpoints, ["127.0.0.1:1", "[::1]:2"]);
+        assert_eq!(*etcd.endpoints.list(), ["127.0.0.1:1", "[::1]:2"]);
         assert_eq!((etcd.prefix.as_str(), etcd.tls), ("/atoll", None));
         let by_environment = [
             ("ATOLL_DIRECTORY__ENDPOINTS", "a.lan:2379,10.0.0.2:2379"),
@@ -1169,7 +1276,7 @@ mod tests {
         ];
         let loaded = load(loopback.as_bytes(), &by_environment).unwrap();
         let DirectoryConfig::Etcd(etcd) = loaded.directory else { panic!("it is etcd") };
-        assert_eq!(etcd.endpoints, ["a.lan:2379", "10.0.0.2:2379"]);
+        assert_eq!(*etcd.endpoints.list(), ["a.lan:2379", "10.0.0.2:2379"]);
         let identity = Some(("/c".into(), "/k".into()));
         assert_eq!(etcd.tls, Some(TlsFiles { ca: "/ca".into(), identity }));
     }

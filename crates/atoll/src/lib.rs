@@ -12,6 +12,7 @@ pub mod control;
 pub mod descriptors;
 pub mod dev;
 pub mod engine;
+pub mod etcd_member;
 pub mod line_files;
 pub mod lock;
 pub mod log;

@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Below `host.data_dir`: `authority.crt`, `host.crt` and `host.key`.
-pub const DIR: &str = "trust";
+pub use crate::config::TRUST_DIR as DIR;
 /// Below `host.data_dir`, on hosts that keep the authority: `authority.crt` and `authority.key`.
 pub const AUTHORITY_DIR: &str = "authority";
 /// In [`DIR`] of a host that joined: who signed the certificates of etcd.

@@ -67,7 +67,7 @@ impl EtcdDirectory {
     }
 
     /// Asks until it is answered or the deadline has passed.
-    async fn read<T>(
+    pub(crate) async fn read<T>(
         &self,
         ask: impl AsyncFn(&Link, Instant) -> Asked<T>,
     ) -> Result<T, DirectoryError> {

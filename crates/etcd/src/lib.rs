@@ -5,6 +5,7 @@
 //! | [`client`](EtcdDirectory) | transactions, reads, hints: what each asks of etcd |
 //! | `members` | which member is asked, how one that is dead or cut off is noticed and left |
 //! | `watch` | events, in order and each once, whatever etcd sends |
+//! | `membership` | which members there are, and changing it |
 //! | `survey` | how every member is, for people |
 //! | [`version`] | which releases are refused, and of which users are warned |
 //! | `error` | what etcd's errors say about the outcome of a request |
@@ -18,11 +19,13 @@
 mod client;
 mod error;
 mod members;
+mod membership;
 mod survey;
 pub mod version;
 mod watch;
 
 pub use client::EtcdDirectory;
-pub use members::{EtcdConfig, TlsFiles};
+pub use members::{Endpoints, EtcdConfig, TlsFiles};
+pub use membership::Member;
 pub use survey::{MemberHealth, MemberReport, Survey};
 pub use watch::EtcdWatch;

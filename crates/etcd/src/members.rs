@@ -20,9 +20,11 @@ use etcd_client::{
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -53,12 +55,57 @@ const SLOWEST_FOR: Duration = Duration::from_secs(60);
 /// Where etcd is, and what of it is this cluster's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdConfig {
-    /// The members: `address:port`, `[address]:port` or `name:port`; at least one.
-    pub endpoints: Vec<String>,
+    /// The members.
+    pub endpoints: Endpoints,
     /// What all keys of the cluster begin with, such as `/atoll`; no `/` at its end.
     pub prefix: String,
     /// How members are known; none: neither encrypted nor authenticated.
     pub tls: Option<TlsFiles>,
+}
+
+/// Where the members are: `address:port`, `[address]:port` or `name:port`; at least one. Clones are
+/// the same list, whichever thread has them: members come and go while etcd is used.
+#[derive(Clone)]
+pub struct Endpoints(Arc<RwLock<Arc<[String]>>>);
+
+impl Endpoints {
+    /// All of them.
+    pub fn list(&self) -> Arc<[String]> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on they are these. A member that is in use is used on, until it is left.
+    pub fn set(&self, endpoints: Vec<String>) {
+        assert!(!endpoints.is_empty(), "etcd has members");
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = endpoints.into();
+    }
+}
+
+impl From<Vec<String>> for Endpoints {
+    fn from(endpoints: Vec<String>) -> Self {
+        assert!(!endpoints.is_empty(), "etcd has members");
+        Self(Arc::new(RwLock::new(endpoints.into())))
+    }
+}
+
+impl PartialEq for Endpoints {
+    fn eq(&self, other: &Self) -> bool {
+        self.list() == other.list()
+    }
+}
+
+impl Eq for Endpoints {}
+
+impl fmt::Debug for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.list().fmt(f)
+    }
+}
+
+impl fmt::Display for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.list().join(", "))
+    }
 }
 
 /// Files in PEM form; read whenever a member is connected to, so that a renewed one is used.
@@ -72,8 +119,8 @@ pub struct TlsFiles {
 
 /// A connection to one member.
 pub(crate) struct Link {
-    /// Which: an index into the endpoints.
-    pub endpoint: usize,
+    /// Which.
+    pub endpoint: String,
     client: Client,
     left: Cell<bool>,
     over: Notify,
@@ -105,7 +152,7 @@ impl Link {
 pub(crate) struct Members {
     pub config: EtcdConfig,
     link: RefCell<Option<Rc<Link>>>,
-    /// Where the next search begins.
+    /// Where the next search begins, counted on from the first endpoint.
     first: Cell<usize>,
     searching: Semaphore,
     /// Which etcd it is, once one was used.
@@ -137,7 +184,6 @@ pub(crate) type Asked<T> = Result<T, Meaning>;
 
 impl Members {
     pub(crate) fn new(config: EtcdConfig) -> Rc<Self> {
-        assert!(!config.endpoints.is_empty(), "etcd has members");
         Rc::new(Self {
             config,
             link: RefCell::default(),
@@ -225,17 +271,19 @@ impl Members {
 
     /// Asks all members how they are, and takes the first good one.
     async fn search(self: &Rc<Self>) -> Result<Rc<Link>, String> {
-        let count = self.config.endpoints.len();
+        let endpoints = &self.config.endpoints.list();
+        let count = endpoints.len();
         let order = (0..count).map(|turn| (self.first.get() + turn) % count);
         let mut looks: FuturesUnordered<_> =
-            order.map(|i| async move { (i, self.try_member(i).await) }).collect();
+            order.map(|i| async move { (i, self.try_member(&endpoints[i]).await) }).collect();
         let mut troubles = vec![String::new(); count];
-        while let Some((endpoint, found)) = looks.next().await {
+        while let Some((i, found)) = looks.next().await {
             match found {
-                Ok((client, status)) => return Ok(self.use_member(endpoint, client, &status)),
-                Err(why) => {
-                    troubles[endpoint] = format!("{}: {why}", self.config.endpoints[endpoint])
+                Ok((client, status)) => {
+                    self.first.set(i);
+                    return Ok(self.use_member(&endpoints[i], client, &status));
                 }
+                Err(why) => troubles[i] = format!("{}: {why}", endpoints[i]),
             }
         }
         let all = troubles.join("; ");
@@ -247,14 +295,13 @@ impl Members {
 
     fn use_member(
         self: &Rc<Self>,
-        endpoint: usize,
+        endpoint: &str,
         client: Client,
         status: &StatusResponse,
     ) -> Rc<Link> {
-        let link =
-            Rc::new(Link { endpoint, client, left: Cell::new(false), over: Notify::default() });
+        let (endpoint, left) = (endpoint.to_owned(), Cell::new(false));
+        let link = Rc::new(Link { endpoint, client, left, over: Notify::default() });
         self.etcd.set(status.header().map(ResponseHeader::cluster_id));
-        self.first.set(endpoint);
         *self.trouble.borrow_mut() = None;
         self.warn_of(status.version());
         *self.link.borrow_mut() = Some(link.clone());
@@ -276,7 +323,7 @@ impl Members {
     }
 
     /// A connection to a member that is good enough to be used, and how the member is.
-    async fn try_member(&self, endpoint: usize) -> Result<(Client, StatusResponse), String> {
+    async fn try_member(&self, endpoint: &str) -> Result<(Client, StatusResponse), String> {
         let (client, status) = self.look_at(endpoint).await?;
         self.check(&status)?;
         if status.leader() == 0 {
@@ -289,14 +336,11 @@ impl Members {
     }
 
     /// Connects to a member and asks how it is.
-    pub(crate) async fn look_at(
-        &self,
-        endpoint: usize,
-    ) -> Result<(Client, StatusResponse), String> {
+    pub(crate) async fn look_at(&self, endpoint: &str) -> Result<(Client, StatusResponse), String> {
         let look = async {
             let options = self.options().await?;
             let scheme = if self.config.tls.is_some() { "https" } else { "http" };
-            let url = format!("{scheme}://{}", self.config.endpoints[endpoint]);
+            let url = format!("{scheme}://{endpoint}");
             let mut client = Client::connect([url], Some(options)).await.map_err(|e| words(&e))?;
             let status = client.status().await.map_err(|e| match meaning(&e) {
                 Meaning::Refused(why) | Meaning::Denied(why) | Meaning::Lost(why) => why,
@@ -359,9 +403,9 @@ impl Members {
         if link.left.replace(true) {
             return;
         }
-        tracing::info!("etcd's member {} is left: {why}", self.config.endpoints[link.endpoint]);
+        tracing::info!("etcd's member {} is left: {why}", link.endpoint);
         *self.link.borrow_mut() = None;
-        self.first.set((link.endpoint + 1) % self.config.endpoints.len());
+        self.first.set(self.first.get() + 1);
         link.over.notify_all();
     }
 
@@ -375,7 +419,7 @@ impl Members {
     ) -> Asked<T> {
         let begun = Instant::now();
         let deadline = deadline.max(begun + ATTEMPT_MIN);
-        let name = &self.config.endpoints[link.endpoint];
+        let name = &link.endpoint;
         let answered = match select(pin!(timeout_at(deadline, request)), pin!(link.over())).await {
             Either::Left((Ok(answered), _)) => answered.map_err(|e| meaning(&e)),
             Either::Left((Err(_), _)) => {

@@ -97,17 +97,25 @@ impl EtcdDirectory {
         self.0.members.trouble()
     }
 
+    /// Whether the member at that endpoint says that it leads.
+    pub async fn leads(&self, endpoint: &str) -> bool {
+        let told = self.0.members.look_at(endpoint).await;
+        told.is_ok_and(|(_, status)| health(&status).leads)
+    }
+
     /// Asks every member how it is; answered within two seconds, whoever is silent.
     pub async fn survey(&self) -> Survey {
         let members = &self.0.members;
-        let used = members.present().map(|link| link.endpoint);
-        let looks = members.config.endpoints.iter().enumerate().map(async |(i, endpoint)| {
-            let told = members.look_at(i).await;
+        let used = members.present();
+        let used = used.as_ref().map(|link| &*link.endpoint);
+        let endpoints = members.config.endpoints.list();
+        let looks = endpoints.iter().map(async |endpoint| {
+            let told = members.look_at(endpoint).await;
             let health = told.and_then(|(_, status)| {
                 members.check(&status)?;
                 Ok(health(&status))
             });
-            MemberReport { endpoint: endpoint.clone(), used: used == Some(i), health }
+            MemberReport { endpoint: endpoint.clone(), used: used == Some(endpoint), health }
         });
         Survey { members: join_all(looks).await, slowest: members.slowest() }
     }

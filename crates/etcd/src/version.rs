@@ -35,6 +35,11 @@ impl Version {
         parts.next().is_none().then_some(version)
     }
 
+    /// Whether it is of that line, or of a newer one.
+    pub fn is_at_least(self, major: u32, minor: u32) -> bool {
+        (self.0, self.1) >= (major, minor)
+    }
+
     /// What Atoll makes of it.
     pub fn verdict(self) -> Verdict {
         let of_line = |good: &&Version| (good.0, good.1) == (self.0, self.1);

@@ -263,7 +263,7 @@ fn a_member_of_another_etcd_is_never_used_and_is_named() {
         let (mut ours, other) = (Etcd::start(1), Etcd::start(1));
         ours.connect().await;
         other.connect().await;
-        let endpoints = vec![ours.endpoint(0), other.endpoint(0)];
+        let endpoints = vec![ours.endpoint(0), other.endpoint(0)].into();
         let directory =
             EtcdDirectory::connect(EtcdConfig { endpoints, ..ours.config() }).await.expect("one");
         write(&directory, "n", "1").await;

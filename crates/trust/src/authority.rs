@@ -8,16 +8,34 @@ use crate::{AUTHORITY_VALID_S, CLOCK_SKEW_S, TrustError, files};
 use atoll_format::id::{ClusterId, HostId};
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
-    SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams,
+    CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, RevokedCertParams, SanType, SerialNumber,
 };
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 use time::OffsetDateTime;
 
 const CERTIFICATE: &str = "authority.crt";
 const KEY: &str = "authority.key";
+
+/// Whom a certificate is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named {
+    /// Which host.
+    pub host: HostId,
+    /// Where it is reached: for clients that know a server by its address (a browser, curl, etcd).
+    /// Hosts of Atoll know each other by their ids.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl From<HostId> for Named {
+    /// One that no client knows by an address.
+    fn from(host: HostId) -> Self {
+        Self { host, addresses: Vec::new() }
+    }
+}
 
 /// Signs certificates of the hosts of one cluster.
 pub struct Authority {
@@ -113,7 +131,12 @@ impl Authority {
     ///
     /// # Errors
     /// No key can be made.
-    pub fn equip(&self, host: HostId, now_s: u64, valid_s: u64) -> Result<Credentials, TrustError> {
+    pub fn equip(
+        &self,
+        host: impl Into<Named>,
+        now_s: u64,
+        valid_s: u64,
+    ) -> Result<Credentials, TrustError> {
         let key = HostKey::generate()?;
         let certificate = self.issue(&key.request()?, host, now_s, valid_s)?;
         key.certified(&certificate, &self.certificate)
@@ -127,10 +150,11 @@ impl Authority {
     pub fn issue(
         &self,
         request: &str,
-        host: HostId,
+        host: impl Into<Named>,
         now_s: u64,
         valid_s: u64,
     ) -> Result<String, TrustError> {
+        let Named { host, addresses } = host.into();
         let request = CertificateSigningRequestParams::from_pem(request)
             .map_err(unreadable("the request for a certificate"))?;
         let issued = unreadable("the new certificate");
@@ -139,6 +163,8 @@ impl Authority {
         let uri = Identity { cluster: self.cluster, host }.uri();
         let uri = Ia5String::try_from(uri).map_err(&issued)?;
         params.subject_alt_names.push(SanType::URI(uri));
+        params.subject_alt_names.extend(addresses.into_iter().map(SanType::IpAddress));
+        params.serial_number = Some(serial(host));
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages =
@@ -150,6 +176,45 @@ impl Authority {
         let certificate = params.signed_by(&request.public_key, &self.issuer).map_err(&issued)?;
         Ok(certificate.pem())
     }
+}
+
+/// All certificates of a host have the same number, so that who knows a removed host by its id
+/// alone can revoke them: 1 and its id (RFC 5280, 4.1.2.2 asks for a positive one).
+fn serial(host: HostId) -> SerialNumber {
+    let mut bytes = vec![1];
+    bytes.extend(host.0.to_be_bytes());
+    SerialNumber::from(bytes)
+}
+
+/// The list of revoked certificates (RFC 5280, PEM) that etcd is given: those of these hosts, as of
+/// `now_s`. It is signed by a key that nobody has: etcd reads it from a file of its own, and asks
+/// for no signature.
+///
+/// # Errors
+/// No key can be made.
+pub fn revocations(hosts: &[HostId], now_s: u64) -> Result<String, TrustError> {
+    let unmade = unreadable("the list of revoked certificates");
+    let mut issuer = CertificateParams::default();
+    validity(&mut issuer, now_s, AUTHORITY_VALID_S)?;
+    issuer.key_usages = vec![KeyUsagePurpose::CrlSign];
+    let (from, until) = (issuer.not_before, issuer.not_after);
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(&unmade)?;
+    let revoked = |host: &HostId| RevokedCertParams {
+        serial_number: serial(*host),
+        revocation_time: from,
+        reason_code: None,
+        invalidity_date: None,
+    };
+    let list = CertificateRevocationListParams {
+        this_update: from,
+        next_update: until,
+        crl_number: SerialNumber::from(now_s),
+        issuing_distribution_point: None,
+        revoked_certs: hosts.iter().map(revoked).collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = list.signed_by(&Issuer::new(issuer, key)).and_then(|list| list.pem());
+    list.map_err(&unmade)
 }
 
 impl fmt::Debug for Authority {

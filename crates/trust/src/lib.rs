@@ -29,7 +29,7 @@ mod token;
 mod validity;
 
 pub use api::ApiTrust;
-pub use authority::Authority;
+pub use authority::{Authority, Named, revocations};
 pub use credentials::{Credentials, HostKey};
 pub use error::TrustError;
 pub use files::write_public;

@@ -143,6 +143,9 @@ pub enum Command {
     /// Manual pages
     #[command(after_help = "Example: atoll man --dir /usr/local/share/man/man1")]
     Man(Man),
+    /// This host's own member of the cluster's etcd
+    #[command(subcommand)]
+    Etcd(Etcd),
     /// Run the embedded directory (started by `atoll dev`, and by the units of the package)
     #[command(hide = true)]
     #[command(after_help = "Example: atoll directory --file d/directory.db --socket d/socket")]
@@ -418,8 +421,7 @@ pub enum Cluster {
     },
     /// Make this machine the first host of a new cluster: its authority, its certificate, and
     /// conf.d/cluster.toml. At a terminal it asks for what was not given
-    #[command(after_help = "Example: atoll cluster init --address 10.0.0.1 \
-                            --etcd 10.0.0.1:2379 --etcd-ca /etc/atoll/etcd.crt")]
+    #[command(after_help = "Example: atoll cluster init --address 10.0.0.1")]
     Init(Init),
     /// Make a token by which one machine joins the cluster, and print it: once, never again
     #[command(after_help = "Example: atoll cluster join-token --name host2 --expires 1h")]
@@ -443,10 +445,13 @@ pub struct Init {
     /// default route
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
-    /// The members of etcd; without it, the state of the cluster is on this machine alone, and no
-    /// other one can join
+    /// The members of an etcd that is there; without it, up to five hosts run their own (unit
+    /// atoll-etcd), beginning with this one
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub etcd: Vec<String>,
+    /// No etcd: the state of the cluster is on this machine alone, and no other one can join
+    #[arg(long, conflicts_with = "etcd")]
+    pub embedded: bool,
     /// Who signed the certificates of etcd (PEM); without it, etcd has no TLS
     #[arg(long, value_name = "FILE", requires = "etcd")]
     pub etcd_ca: Option<PathBuf>,
@@ -459,6 +464,17 @@ pub struct Init {
     /// Configuration of this host; conf.d beside it is written to
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Etcd {
+    /// Wait until this host has a member of etcd, and run it (unit atoll-etcd does)
+    #[command(after_help = "Example: atoll etcd run --config /etc/atoll/atoll.toml")]
+    Run {
+        /// Configuration of this host
+        #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+        config: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -507,6 +523,10 @@ pub struct Certificate {
     /// in --out, or else a new one
     #[arg(value_name = "HOST-ID")]
     pub host: Option<HostId>,
+    /// An address at which clients that know servers by their addresses (etcd, curl, a browser)
+    /// reach it: those of network.peer, network.api and directory.member; may be repeated
+    #[arg(long, value_name = "IP")]
+    pub address: Vec<IpAddr>,
     /// Where the cluster's authority is
     #[arg(long, value_name = "DIR")]
     pub authority: PathBuf,

@@ -8,7 +8,9 @@ use atoll_api::envelope::{Named, rfc3339};
 use atoll_api::shell::quote;
 use atoll_api::{Code, Item, Problem};
 use atoll_format::id::{ClusterId, HostId};
-use atoll_trust::{AUTHORITY_VALID_S, Authority, Credentials, Identity, TrustError};
+use atoll_trust::{
+    AUTHORITY_VALID_S, Authority, Credentials, Identity, Named as NamedHost, TrustError,
+};
 use serde::Serialize;
 use std::io::Read;
 use std::path::Path;
@@ -103,7 +105,7 @@ pub fn authority(context: &Context, command: AuthorityCommand) -> Run {
 /// # Errors
 /// The authority cannot be read, `--out` is another host's or cluster's, or cannot be written.
 pub fn certificate(context: &Context, command: &Certificate) -> Run {
-    let Certificate { host, authority, out, valid } = command;
+    let Certificate { host, address, authority, out, valid } = command;
     let authority = Authority::load(authority).map_err(|e| {
         failed(e).hint("atoll cluster authority create makes one, once for a cluster")
     })?;
@@ -130,7 +132,8 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
         (None, None) => HostId(random_id()?),
     };
     let now = now_s();
-    let made = authority.equip(host, now, valid.as_secs()).map_err(failed)?;
+    let named = NamedHost { host, addresses: address.clone() };
+    let made = authority.equip(named, now, valid.as_secs()).map_err(failed)?;
     made.save(out).map_err(failed)?;
     give_to_owner(out)?;
     let made = HostCertificate {
@@ -143,8 +146,15 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
 }
 
 /// What the commands that make certificates write, all in one directory of it.
-const OURS: [&str; 5] =
-    ["authority.crt", "authority.key", "host.crt", "host.key", crate::trust::ETCD_CA];
+const OURS: [&str; 7] = [
+    "authority.crt",
+    "authority.key",
+    "host.crt",
+    "host.key",
+    crate::trust::ETCD_CA,
+    crate::etcd_member::START,
+    crate::etcd_member::SEEN,
+];
 
 /// Made by root, our files in that directory belong to whom the directory around them belongs: the
 /// host, which has to read them, does not run as root.

@@ -100,7 +100,11 @@ pub async fn run(context: &Context, command: Command) -> Run {
         }
         Command::Completion(completion) => self::completion(context, &completion),
         Command::Man(man) => self::man(context, man),
-        Command::Serve(_) | Command::Dev(_) | Command::Directory(_) | Command::Sim(_) => {
+        Command::Serve(_)
+        | Command::Etcd(_)
+        | Command::Dev(_)
+        | Command::Directory(_)
+        | Command::Sim(_) => {
             unreachable!("daemons are started by the caller")
         }
     }

@@ -10,7 +10,8 @@ use super::args::{Init, JoinHost, JoinToken as JoinTokenArgs};
 use super::certificate::{give_to_owner, random_id};
 use super::context::Context;
 use super::out::{Failure, Row, Run};
-use crate::config::{self, Config};
+use crate::config::{self, Config, MemberAddresses};
+use crate::etcd_member::{self, MemberStart};
 use crate::trust::{AUTHORITY_DIR, DIR, ETCD_CA, now_s};
 use atoll_api::client::{Call, Tls, Token};
 use atoll_api::envelope::Named;
@@ -18,7 +19,10 @@ use atoll_api::routes::Op;
 use atoll_api::types::{self, EtcdClient, HostJoined, JoinDirectory};
 use atoll_api::{Client, Code, Endpoint, Item, Problem, name};
 use atoll_format::id::{ClusterId, HostId};
-use atoll_trust::{ApiTrust, Authority, Credentials, HOST_VALID_S, HostKey, JoinToken, TrustError};
+use atoll_trust::{
+    ApiTrust, Authority, Credentials, HOST_VALID_S, HostKey, JoinToken, Named as NamedHost,
+    TrustError,
+};
 use rustix::fs::{Access, access};
 use serde::Serialize;
 use std::fs::{DirBuilder, File, Permissions};
@@ -34,6 +38,9 @@ const FILE: &str = "cluster.toml";
 const MARK: &str = "# Written by 'atoll cluster";
 const API_PORT: u16 = 8460;
 const PEER_PORT: u16 = 8461;
+/// etcd's own.
+const MEMBER_PORT: u16 = 2379;
+const MEMBER_PEER_PORT: u16 = 2380;
 /// Bytes of a token that are read.
 const TOKEN_MAX: u64 = 8 << 10;
 /// An address of documentation (RFC 5737): nothing is sent there, the system only says by which of
@@ -194,14 +201,36 @@ impl Machine {
         // In the network of the hosts, unless somebody says otherwise.
         let at = peer.unwrap_or(peers[0]).ip();
         let api = (api == default.api).then(|| SocketAddr::new(at, API_PORT));
-        Places { peer, api }
+        let member = self.config.member.unwrap_or_else(|| MemberAddresses {
+            clients: SocketAddr::new(at, MEMBER_PORT),
+            peers: SocketAddr::new(at, MEMBER_PEER_PORT),
+        });
+        Places { peer, api, member }
     }
 
+    /// Section `directory` of a host of a cluster that runs etcd itself.
+    fn managed_keys(
+        &self,
+        places: &Places,
+        endpoints: &[String],
+        prefix: &str,
+    ) -> Vec<(&'static str, String)> {
+        let mut keys = etcd_keys(endpoints, prefix, None, None);
+        keys.push(("managed", "true".into()));
+        if self.config.member.is_none() {
+            let MemberAddresses { clients, peers } = places.member;
+            keys.push(("member", quoted(&clients.to_string())));
+            keys.push(("member_peer", quoted(&peers.to_string())));
+        }
+        keys
+    }
+
+    /// Its configuration with that text in the file that these commands write.
+    ///
     /// # Errors
-    /// The configuration would be no good with that text.
-    fn accepts(&self, text: &str) -> Result<(), Problem> {
-        let with = Some((&*self.file(), text));
-        Config::load_with(&self.main, config::environment()?, with).map(drop)
+    /// It would be no good.
+    fn configured(&self, text: &str) -> Result<Config, Problem> {
+        Config::load_with(&self.main, config::environment()?, Some((&*self.file(), text)))
     }
 
     /// Writes the file beside the configuration, durably.
@@ -212,6 +241,7 @@ impl Machine {
 
     /// Takes back what was written, so that it can be tried again.
     fn undo(&self) {
+        etcd_member::undo(&self.config.data_dir);
         for path in ["authority.crt", "host.crt", "host.key", ETCD_CA].map(|n| self.trust().join(n))
         {
             let _ = std::fs::remove_file(path);
@@ -224,11 +254,17 @@ impl Machine {
 struct Places {
     peer: Option<SocketAddr>,
     api: Option<SocketAddr>,
+    /// Where its member of etcd is, wherever that is said.
+    member: MemberAddresses,
+}
+
+/// A string of TOML.
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("text")
 }
 
 /// What is written for `command`, of those that know.
 fn toml(command: &str, places: &Places, directory: &[(&str, String)]) -> String {
-    let quoted = |text: &str| serde_json::to_string(text).expect("text");
     let mut out = format!("{MARK} {command}'. Later files of this directory win over it.\n");
     if places.peer.is_some() || places.api.is_some() {
         out += "[network]\n";
@@ -255,7 +291,6 @@ fn etcd_keys(
     ca: Option<&Path>,
     identity: Option<(&Path, &Path)>,
 ) -> Vec<(&'static str, String)> {
-    let quoted = |text: &str| serde_json::to_string(text).expect("text");
     let path = |path: &Path| quoted(&path.to_string_lossy());
     let mut keys = vec![
         ("kind", quoted("etcd")),
@@ -305,11 +340,11 @@ async fn typed(prompt: String) -> Result<String, Failure> {
 
 /// Asks for what the command line does not say of etcd.
 async fn asked_etcd(context: &Context, init: &mut Init) -> Run {
-    if !init.etcd.is_empty() {
+    if !init.etcd.is_empty() || init.embedded {
         return Ok(());
     }
-    let question =
-        "Members of etcd, host:port with commas between (none: this is the only machine)";
+    let question = "Members of an etcd that is there already, host:port with commas between \
+                    (none: hosts run their own)";
     let text = answer(context, question, "").await?;
     let members = text.split(',').map(str::trim).filter(|member| !member.is_empty());
     init.etcd = members.map(str::to_owned).collect();
@@ -356,12 +391,17 @@ pub async fn init(context: &Context, mut init: Init) -> Run {
     asked_etcd(context, &mut init).await?;
     let places = machine.places(init.address, found);
     let identity = init.etcd_certificate.as_deref().zip(init.etcd_key.as_deref());
-    let directory = match init.etcd.is_empty() {
-        true => Vec::new(),
+    let is_managed = init.etcd.is_empty() && !init.embedded;
+    let directory = match is_managed {
+        _ if init.embedded => Vec::new(),
+        true => machine.managed_keys(&places, &[places.member.clients.to_string()], "/atoll"),
         false => etcd_keys(&init.etcd, "/atoll", init.etcd_ca.as_deref(), identity),
     };
     let text = toml("init", &places, &directory);
-    machine.accepts(&text)?;
+    let configured = machine.configured(&text)?;
+    if is_managed {
+        super::etcd::check_program(context)?;
+    }
     let (data, now) = (machine.config.data_dir.clone(), now_s());
     let kept = data.join(AUTHORITY_DIR);
     // One that is there was made by an init that did not come to its end, or by hand.
@@ -391,13 +431,19 @@ pub async fn init(context: &Context, mut init: Init) -> Run {
         }
         give_to_owner(&kept)?;
         machine.configure(&text)?;
-        let equipped = authority.equip(host, now, HOST_VALID_S).map_err(of_trust)?;
+        if is_managed {
+            let first = MemberStart::first(host, places.member);
+            etcd_member::store(&data, Some(&first))?;
+            give_to_owner(&data.join(etcd_member::DIR))?;
+        }
+        let named = NamedHost { host, addresses: configured.addresses() };
+        let equipped = authority.equip(named, now, HOST_VALID_S).map_err(of_trust)?;
         equipped.save(&machine.trust()).map_err(of_trust)?;
         give_to_owner(&machine.trust())
     };
     write().inspect_err(|_: &Problem| machine.undo())?;
     context.out.one(&Item::new(made, now * 1000))?;
-    let further = match directory.is_empty() {
+    let further = match init.embedded {
         true => "other machines cannot join: the state of the cluster is on this one alone",
         false => "then, for each further machine: atoll cluster join-token",
     };
@@ -473,14 +519,19 @@ pub async fn join(context: &Context, args: JoinHost) -> Run {
         release: env!("CARGO_PKG_VERSION").into(),
         unix_ms: atoll_real::unix_ms(),
         request: key.request().map_err(of_trust)?,
+        addresses: Vec::new(),
     };
     // First whether it would be taken, and whether this machine could go on from there: the token
     // is good once.
     let (told, reached) = ask(context, &token, &request, true).await?;
+    if told.directory.managed {
+        super::etcd::check_program(context)?;
+    }
     let places = machine.places(address, own_address(reached).unwrap_or(reached.ip()));
     let mut next = String::new();
-    let text = toml("join", &places, &directory_keys(&machine, &told.directory, &mut next)?);
-    machine.accepts(&text).map_err(|problem| {
+    let text =
+        toml("join", &places, &directory_keys(&machine, &places, &told.directory, &mut next)?);
+    let configured = machine.configured(&text).map_err(|problem| {
         let hint = problem.hint.clone().unwrap_or_default();
         let told = format!("with what the cluster says of itself, {}", problem.detail);
         Problem { detail: told, ..problem }
@@ -499,14 +550,21 @@ pub async fn join(context: &Context, args: JoinHost) -> Run {
         return context.out.one(&Item::new(made, now_s() * 1000));
     }
     machine.make_room()?;
+    let addresses = configured.addresses().iter().map(ToString::to_string).collect();
+    let request = types::HostJoin { addresses, ..request };
     let (joined, _) = ask(context, &token, &request, false).await?;
     let write = || {
         let given = joined.certificate.as_deref().unwrap_or_default();
         let credentials = key.certified(given, &joined.authority).map_err(of_trust)?;
         believed(&credentials, &token)?;
         machine.configure(&text)?;
-        if let Some(ca) = &joined.directory.ca {
+        if let Some(ca) = joined.directory.ca.as_ref().filter(|_| !joined.directory.managed) {
             atoll_trust::write_public(&machine.trust(), ETCD_CA, ca).map_err(of_trust)?;
+        }
+        if joined.directory.managed {
+            let data = &machine.config.data_dir;
+            etcd_member::remember(data, joined.directory.endpoints.clone())?;
+            give_to_owner(&data.join(etcd_member::DIR))?;
         }
         credentials.save(&machine.trust()).map_err(of_trust)?;
         give_to_owner(&machine.trust())
@@ -536,9 +594,13 @@ fn believed(given: &Credentials, token: &JoinToken) -> Result<(), Problem> {
 /// `next`.
 fn directory_keys(
     machine: &Machine,
+    places: &Places,
     told: &JoinDirectory,
     next: &mut String,
 ) -> Result<Vec<(&'static str, String)>, Problem> {
+    if told.managed {
+        return Ok(machine.managed_keys(places, &told.endpoints, &told.prefix));
+    }
     let trust = machine.trust();
     let (certificate, key) = (trust.join("host.crt"), trust.join("host.key"));
     let identity = match told.client {

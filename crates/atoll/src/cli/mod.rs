@@ -10,6 +10,7 @@ mod audit;
 pub mod certificate;
 mod commands;
 pub mod context;
+pub mod etcd;
 mod image;
 mod joining;
 pub mod out;
@@ -81,6 +82,7 @@ fn meaningless(cli: &Cli) -> Option<Problem> {
     let (command, dry_run) = match &cli.command {
         Command::Serve(_) => ("serve", false),
         Command::Directory(_) => ("directory", false),
+        Command::Etcd(_) => ("etcd run", false),
         Command::Sim(_) => ("sim", false),
         Command::Dev(_) => ("dev", false),
         Command::Host(args::Host::Prepare(_)) => ("host prepare", false),
@@ -122,6 +124,7 @@ async fn dispatch(context: &Context, command: Command) -> Run {
             image::export(context, image::Export { name, file, format, force, verify }).await
         }
         Command::Serve(serve) => crate::serve::serve(context, serve).await,
+        Command::Etcd(command) => etcd::run(context, command).await,
         Command::Directory(directory) => crate::serve::directory(context, directory).await,
         Command::Sim(sim) => crate::sim::run(context, sim).await,
         Command::Dev(args::Dev { command, start }) => {

@@ -17,7 +17,7 @@ const SLOW: Duration = Duration::from_secs(2);
 const NEARLY_FULL_PERCENT: u64 = 80;
 
 impl Engine {
-    fn host_directory(&self) -> Option<&HostDirectory> {
+    pub(super) fn host_directory(&self) -> Option<&HostDirectory> {
         Some(self.running.get()?.world.directory())
     }
 

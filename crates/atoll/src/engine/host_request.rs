@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 
 /// How long another host may take to do something.
@@ -41,9 +42,20 @@ pub enum HostRequest {
     Scrub { group: String, rate: Option<u64> },
     /// Signs for a machine that joins by that token, if it keeps the authority:
     /// [`Admitted`].
-    Admit { secret: Secret, name: String, request: String },
-    /// Signs a new certificate of the host that asks, if it keeps the authority: PEM.
-    Certify { request: String },
+    Admit {
+        secret: Secret,
+        name: String,
+        request: String,
+        #[serde(default)]
+        addresses: Vec<IpAddr>,
+    },
+    /// Signs a new certificate of the host that asks, with those addresses, if it keeps the
+    /// authority: PEM.
+    Certify {
+        request: String,
+        #[serde(default)]
+        addresses: Vec<IpAddr>,
+    },
     /// Tells what only it knows, from behind the item with that key on: [`Page`].
     Tell { question: Question, after: Option<String> },
 }
@@ -102,6 +114,8 @@ pub enum Question {
     Audit,
     /// The cluster of the authority that it keeps; nothing: it keeps none.
     Authority,
+    /// Where others would reach its member of etcd, a URL; nothing: it runs none.
+    EtcdMember,
 }
 
 /// The host that does something; name and release are for messages.
@@ -257,11 +271,11 @@ impl Engine {
                 self.scrub_group(&group, rate).await?;
                 Ok(Value::Null)
             }
-            HostRequest::Admit { secret, name, request } => {
-                serde_json::to_value(self.admit(&secret, &name, &request).await?)
+            HostRequest::Admit { secret, name, request, addresses } => {
+                serde_json::to_value(self.admit(&secret, &name, &request, addresses).await?)
             }
-            HostRequest::Certify { request } => {
-                serde_json::to_value(self.certify(from, &request).await?)
+            HostRequest::Certify { request, addresses } => {
+                serde_json::to_value(self.certify(from, &request, addresses).await?)
             }
             HostRequest::Tell { question, after } => {
                 serde_json::to_value(self.tell(question, after.as_deref()).await?)
@@ -292,6 +306,9 @@ impl Engine {
                 page(entries, |entry| format!("{:020}", entry.number), after)
             }
             Question::Authority => page(self.authority_kept().await?, String::clone, after),
+            Question::EtcdMember => {
+                page(self.own_member().into_iter().collect(), String::clone, after)
+            }
         })
     }
 }
@@ -409,7 +426,7 @@ mod tests {
         }
     }
 
-    fn questions() -> [Question; 9] {
+    fn questions() -> [Question; 10] {
         [
             Question::VolumeUse,
             Question::Checks,
@@ -420,6 +437,7 @@ mod tests {
             Question::Protection,
             Question::Audit,
             Question::Authority,
+            Question::EtcdMember,
         ]
     }
 

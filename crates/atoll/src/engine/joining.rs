@@ -17,9 +17,10 @@ use atoll_api::types::{
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::id::HostId;
+use atoll_format::record::HostRecord;
 use atoll_node::{About, ManageError, Severity, TokenChange};
 use atoll_trust::{
-    Authority, HOST_VALID_S, JOIN_ADDRESSES_MAX, TokenSecret, TrustError, is_address,
+    Authority, HOST_VALID_S, JOIN_ADDRESSES_MAX, Named, TokenSecret, TrustError, is_address,
 };
 use atoll_world::World;
 use serde::de::DeserializeOwned;
@@ -31,6 +32,8 @@ use std::time::Duration;
 /// How far the clock of a machine that joins may be off, in milliseconds: its certificate, and
 /// those that it judges, are valid for a time.
 const CLOCK_OFF_MAX_MS: u64 = 5 * 60 * 1000;
+/// Addresses in the certificate of a host.
+const ADDRESSES_MAX: usize = 16;
 /// How often a host looks whether its certificate is to be renewed.
 const RENEW_LOOK: Duration = Duration::from_secs(5);
 /// How long it waits when that has failed, or nobody keeps the authority.
@@ -160,7 +163,8 @@ impl Engine {
             host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
         };
         let alone = self.config.peers.iter().all(|peer| peer.ip().is_loopback());
-        if let Some(local) = etcd.endpoints.iter().find(|endpoint| !alone && is_local(endpoint)) {
+        let endpoints = etcd.endpoints.list();
+        if let Some(local) = endpoints.iter().find(|endpoint| !alone && is_local(endpoint)) {
             let detail =
                 format!("etcd is at {local} for this host, which no other machine reaches");
             return Err(Problem::new(Code::Conflict, detail)
@@ -177,8 +181,9 @@ impl Engine {
                 Some(_) => EtcdClient::Own,
             };
         }
-        let (endpoints, prefix) = (etcd.endpoints.clone(), etcd.prefix.clone());
-        Ok(JoinDirectory { endpoints, prefix, ca, client })
+        let (endpoints, prefix) = (etcd.endpoints.list().to_vec(), etcd.prefix.clone());
+        let managed = self.config.managed;
+        Ok(JoinDirectory { endpoints, prefix, ca, client, managed })
     }
 
     /// Makes a token for joining that is known by that hash.
@@ -238,6 +243,7 @@ impl Engine {
                 .hint("host.name in the configuration of the new host: unique in the cluster")
                 .field("name"));
         }
+        let addresses = free_addresses(&request.addresses, &node.hosts())?;
         let mut joined = HostJoined {
             id: None,
             cluster: trust.identity().cluster.to_string(),
@@ -251,7 +257,7 @@ impl Engine {
         }
         let secret = Secret::of(secret.reveal());
         let HostJoin { name, request, .. } = request;
-        let admit = HostRequest::Admit { secret, name, request };
+        let admit = HostRequest::Admit { secret, name, request, addresses };
         let Admitted { host, certificate } = self.by_keeper(&admit).await?;
         (joined.id, joined.certificate) = (Some(host.to_string()), Some(certificate));
         Ok(joined)
@@ -263,6 +269,7 @@ impl Engine {
         secret: &Secret,
         name: &str,
         request: &str,
+        addresses: Vec<IpAddr>,
     ) -> Result<Admitted, Problem> {
         let running = self.running()?;
         let no_token = |why: String| Problem::new(Code::NotAuthenticated, why);
@@ -272,7 +279,7 @@ impl Engine {
         let host = HostId(running.world.random());
         // What cannot be signed uses no token up.
         let certificate = authority
-            .issue(request, host, now_s(), HOST_VALID_S)
+            .issue(request, Named { host, addresses }, now_s(), HOST_VALID_S)
             .map_err(|e| Problem::new(Code::BadValue, e.to_string()).field("request"))?;
         let now_ms = atoll_real::unix_ms();
         let join = TokenChange::Join { sha256: secret.sha256(), host, now_ms };
@@ -288,13 +295,23 @@ impl Engine {
     }
 
     /// Signs for that host of the cluster, which asks for itself.
-    pub(super) async fn certify(&self, host: HostId, request: &str) -> Result<String, Problem> {
+    pub(super) async fn certify(
+        &self,
+        host: HostId,
+        request: &str,
+        addresses: Vec<IpAddr>,
+    ) -> Result<String, Problem> {
         let node = &self.running()?.node;
-        if !node.hosts().iter().any(|(record, ..)| record.id == host) {
+        let hosts = node.hosts();
+        if !hosts.iter().any(|(record, ..)| record.id == host) {
             return Err(Problem::not_found("host", &host.to_string()));
         }
+        // What another host has by then, this one does without: it is not refused for it.
+        let is_free = |ip: &IpAddr| holder(*ip, &hosts).is_none_or(|record| record.id == host);
+        let addresses = addresses.into_iter().filter(is_free).take(ADDRESSES_MAX).collect();
+        let named = Named { host, addresses };
         let authority = self.kept_here().await?;
-        let issued = authority.issue(request, host, now_s(), HOST_VALID_S);
+        let issued = authority.issue(request, named, now_s(), HOST_VALID_S);
         issued.map_err(|e| Problem::new(Code::BadValue, e.to_string()).field("request"))
     }
 
@@ -313,7 +330,9 @@ impl Engine {
     /// Asks for a new certificate for this host, and puts it where it is looked for.
     async fn renew(&self, trust: Arc<HostTrust>) -> Result<(), Problem> {
         let request = trust.request().map_err(|e| of_trust(&e))?;
-        let certificate: String = self.by_keeper(&HostRequest::Certify { request }).await?;
+        let addresses = self.config.addresses();
+        let certificate: String =
+            self.by_keeper(&HostRequest::Certify { request, addresses }).await?;
         let replace = move || trust.replace(&certificate);
         let replaced = tokio::task::spawn_blocking(replace).await;
         let failed = |e| Problem::new(Code::Failed, format!("writing the certificate ended: {e}"));
@@ -377,6 +396,42 @@ fn admissible(request: &HostJoin, release: &str, now_ms: u64) -> Result<(), Prob
     Ok(())
 }
 
+/// Who of the hosts has that address. All of one machine have its loopback addresses: nobody, then.
+fn holder<T, U>(address: IpAddr, hosts: &[(HostRecord, T, U)]) -> Option<&HostRecord> {
+    let is_it = |text: &String| text.parse().is_ok_and(|at: SocketAddr| at.ip() == address);
+    let has_it = |record: &HostRecord| record.peers.iter().chain([&record.api]).any(is_it);
+    let found = hosts.iter().map(|(record, ..)| record).find(|record| has_it(record));
+    found.filter(|_| !address.is_loopback())
+}
+
+/// The addresses of a machine that joins, if no host has them.
+fn free_addresses<T, U>(
+    texts: &[String],
+    hosts: &[(HostRecord, T, U)],
+) -> Result<Vec<IpAddr>, Problem> {
+    let bad = |why: String| Problem::new(Code::BadValue, why).field("addresses");
+    if texts.len() > ADDRESSES_MAX {
+        return Err(bad(format!("more than {ADDRESSES_MAX} addresses")));
+    }
+    let mut all = Vec::new();
+    for text in texts {
+        let address: IpAddr =
+            text.parse().map_err(|_| bad(format!("{} is no IP address", name::show(text))))?;
+        if let Some(taken) = holder(address, hosts) {
+            let detail = format!("host {} has the address {address}", taken.name);
+            return Err(Problem::new(Code::Exists, detail)
+                .hint(format!(
+                    "another --address for the new host; or, if it takes the place of {0}: atoll \
+                     host remove {0}",
+                    taken.name
+                ))
+                .field("addresses"));
+        }
+        all.push(address);
+    }
+    Ok(all)
+}
+
 /// Addresses that an administrator has named.
 fn checked(addresses: Vec<String>) -> Result<Vec<String>, Problem> {
     let bad = |why: String| Problem::new(Code::BadValue, why).field("addresses");
@@ -432,6 +487,7 @@ mod tests {
             release: "1.2.3".into(),
             unix_ms: 1_000_000,
             request: String::new(),
+            addresses: Vec::new(),
         };
         let judge = |request: HostJoin, now_ms| admissible(&request, "1.2.3", now_ms);
         for now_ms in [1_000_000, 1_000_000 - CLOCK_OFF_MAX_MS, 1_000_000 + CLOCK_OFF_MAX_MS] {

@@ -14,6 +14,7 @@ mod control;
 mod directory;
 mod directory_health;
 mod disks;
+mod etcd_members;
 mod event_files;
 mod host;
 mod host_request;
@@ -35,6 +36,7 @@ pub use shard::{Plan, Shard};
 use crate::audit::AuditLog;
 use crate::bridge::Bridge;
 use crate::config::Config;
+use crate::etcd_member;
 use crate::lock::DataDir;
 use crate::rest::listen::cannot_bind;
 use crate::trust::{self, HostTrust};
@@ -221,7 +223,11 @@ impl Engine {
                     Ended::Twin(other) => {
                         lives_twice(&other, "has this host's identity now", data.path())
                     }
-                    Ended::Removed(host) => was_removed(&host, data.path()),
+                    Ended::Removed(host) => {
+                        // Its member of etcd was removed, too: nobody starts it again.
+                        let _ = etcd_member::store(data.path(), None);
+                        was_removed(&host, data.path())
+                    }
                 });
             }
         }
@@ -253,6 +259,11 @@ impl Engine {
     ) -> Result<Vec<StreamListener>, Problem> {
         let Bound { net, nbd } = bound;
         let addresses = net.addresses().to_vec();
+        if self.config.managed
+            && let Err(problem) = etcd_member::recall(&self.config)
+        {
+            tracing::warn!("where the members of etcd were is not known: {}", problem.detail);
+        }
         let world = shard::world(net, self.directory().await)?;
         let cluster = self.join(&world, data).await?;
         let config = NodeConfig {
@@ -320,6 +331,9 @@ impl Engine {
         node.arrive().await;
         let first = self.running.set(Running { node, world, cluster }).is_ok();
         assert!(first, "a host is started once");
+        if self.config.managed {
+            self.begin_etcd_members();
+        }
         Ok(nbd)
     }
 

@@ -40,7 +40,7 @@ const EACH_MAX: usize = 64;
 /// Lines of the logs of our units, and of the kernel.
 const LINES: &str = "20000";
 /// The units of the package.
-const UNITS: [&str; 2] = ["atoll.service", "atoll-directory.service"];
+const UNITS: [&str; 3] = ["atoll.service", "atoll-directory.service", "atoll-etcd.service"];
 /// What is told of them: not how they were started, and not in which environment.
 const UNIT_FACTS: &str = "Id,LoadState,ActiveState,SubState,Result,StatusText,MainPID,NRestarts,\
     ExecMainStatus,ExecMainCode,ActiveEnterTimestamp,StateChangeTimestamp,WatchdogTimestamp,\

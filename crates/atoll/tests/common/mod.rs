@@ -769,6 +769,7 @@ impl Control for Fake {
                 prefix: "/atoll".into(),
                 ca: state.etcd_ca.clone(),
                 client: EtcdClient::Host,
+                managed: false,
             },
         })
     }

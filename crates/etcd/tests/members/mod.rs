@@ -152,12 +152,12 @@ impl Etcd {
     }
 
     pub fn config(&self) -> EtcdConfig {
-        let endpoints = (0..self.ports.len()).map(|member| self.endpoint(member)).collect();
+        let endpoints: Vec<_> = (0..self.ports.len()).map(|member| self.endpoint(member)).collect();
         let tls = self
             .tls
             .as_ref()
             .map(|tls| TlsFiles { ca: tls.ca.clone(), identity: Some(tls.client.clone()) });
-        EtcdConfig { endpoints, prefix: "/atoll".into(), tls }
+        EtcdConfig { endpoints: endpoints.into(), prefix: "/atoll".into(), tls }
     }
 
     /// Connected as soon as it serves.

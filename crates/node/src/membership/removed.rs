@@ -24,6 +24,11 @@ impl<W: World, S: Components> Node<W, S> {
         *self.0.removed.borrow_mut() = removed.clone();
     }
 
+    /// The hosts that were removed from the cluster, as far as this one has seen.
+    pub fn removed_ids(&self) -> Vec<HostId> {
+        self.0.removed.borrow().keys().copied().collect()
+    }
+
     /// Whether a host belongs to the cluster no more, as far as this one has seen.
     pub(crate) fn is_removed(&self, host: HostId) -> bool {
         self.0.removed.borrow().contains_key(&host)

@@ -1,0 +1,84 @@
+//! `atoll etcd run`: this host's own member of the cluster's etcd, as a unit or a supervisor runs
+//! it.
+
+use super::args::Etcd;
+use super::context::Context;
+use super::out::Run;
+use crate::config::{self, Config};
+use crate::etcd_member;
+use crate::trust::now_s;
+use atoll_api::{Code, Problem};
+use atoll_etcd::version::{RECOMMENDED, Verdict, Version, floor};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// How often it is looked whether this host has been made a member.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const INSTALL: &str = "apt install etcd-server; or --etcd and --embedded of 'atoll cluster init'";
+
+/// The release of this machine's etcd, which may run a member. What is to be said of it is said.
+///
+/// # Errors
+/// It is not installed, or too old.
+pub fn check_program(context: &Context) -> Result<Version, Problem> {
+    let refused = |why: String| Problem::new(Code::LocalFile, why).hint(INSTALL);
+    let told = Command::new("etcd").arg("--version").output();
+    let told = told.map_err(|e| refused(format!("cannot run etcd, which hosts need: {e}")))?;
+    let text = String::from_utf8_lossy(&told.stdout);
+    let version = text.lines().find_map(|line| line.strip_prefix("etcd Version:")).map(str::trim);
+    let version = version.ok_or_else(|| refused("etcd does not tell its release".into()))?;
+    let odd = || refused(format!("etcd calls its release '{version}', which is none"));
+    let version = Version::parse(version).ok_or_else(odd)?;
+    match version.verdict() {
+        Verdict::Refused => {
+            return Err(refused(format!(
+                "etcd {version} is installed, whose members may hold different data; {} or newer \
+             is needed, {RECOMMENDED} is recommended",
+                floor()
+            )));
+        }
+        Verdict::Good => {}
+        Verdict::Defective => {
+            context.out.note(&format!("etcd {version} has defects that {RECOMMENDED} has not"));
+        }
+    }
+    Ok(version)
+}
+
+/// Waits until this host has a member of etcd, and becomes it.
+///
+/// # Errors
+/// The configuration says that it never has one; etcd cannot be run.
+pub async fn run(context: &Context, command: Etcd) -> Run {
+    let Etcd::Run { config } = command;
+    let main = config;
+    let config = Config::load(&main, config::environment()?)?;
+    let Some(at) = config.member.filter(|_| config.managed) else {
+        let detail = format!("the configuration, {}, has no member of etcd", main.display());
+        return Err(Problem::new(Code::Conflict, detail)
+            .hint("directory.managed, member and member_peer: 'atoll cluster init' writes them")
+            .into());
+    };
+    let mut told = false;
+    let start = loop {
+        if let Some(start) = etcd_member::load(&config.data_dir)? {
+            break start;
+        }
+        if !told {
+            context.out.note("this host has no member of etcd yet: it waits for one");
+            told = true;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            _ = context.interrupt.wait() => return Ok(()),
+        }
+    };
+    let version = check_program(context)?;
+    // Without it, the member would refuse everybody.
+    if !config.data_dir.join(etcd_member::DIR).join(etcd_member::REVOKED).exists() {
+        etcd_member::revoke(&config.data_dir, &[], now_s())?;
+    }
+    let failed = etcd_member::command(&config, at, &start, version).exec();
+    Err(Problem::new(Code::LocalFile, format!("cannot run etcd: {failed}")).hint(INSTALL).into())
+}
