@@ -18,16 +18,21 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 import guest as guests
 import image as images
 from cluster import ATOLL, Cluster
+from machines import OUT, Machines, Network
 from process import CommandFailed, Interrupted, Stack, raise_on_signals, run, wait_until
 from screen import Failed, Screen, bytes_text, count_text, duration_text
 
 VOLUME, POLICY, VOLUME_SIZE = "guest", "mirror", f"{images.DISK_MIB}MiB"
 BEFORE_S, MEMBER_DOWN_S, BETWEEN_S, AFTER_S = 10, 12, 6, 10
 MEMBER_STALL_S = 2.0  # a host with a copy dies: the promise
+CABLE_S, CABLE_STALL_S = 12, 5.0  # a host is cut off: taken over in under 5 s at worst
+POWER_STALL_S = 55.0  # QEMU gives up after 60 s
 SERVER_STALL_S = 15.0  # the serving daemon dies: QEMU retries after 1, 2, 4, 8 s, whatever we do
 
 
 class Demo:
+    title = "Atoll: three hosts, one mirrored volume, a real guest on it"
+
     def __init__(self, options, stack):
         self.options, self.stack, self.screen = options, stack, Screen()
         self.marks = []  # (time, what happened then), for the timeline
@@ -48,12 +53,13 @@ class Demo:
 
     def run(self):
         s = self.screen
-        s.line("Atoll: three hosts, one mirrored volume, a real guest on it")
+        s.line(self.title)
         s.line()
         self.prepare()
         self.cluster_up()
         self.boot()
         self.lose_a_copy()
+        self.more_faults()
         self.lose_the_server()
         self.shut_down()
         self.verify()
@@ -77,11 +83,17 @@ class Demo:
             "KVM works here" if self.accel == "kvm" else "no working KVM: QEMU emulates (TCG)",
         )
 
-    def cluster_up(self):
-        s = self.screen
+    def start_cluster(self):
         self.cluster = Cluster(self.stack, self.directory, keep=self.options.keep)
         self.cluster.begin()
-        s.step("hosts", f"3 running, below {self.directory}")
+        self.screen.step("hosts", f"3 running, below {self.directory}")
+
+    def more_faults(self):
+        """What else goes wrong before the serving daemon is killed."""
+
+    def cluster_up(self):
+        s = self.screen
+        self.start_cluster()
         policies = {policy["name"] for policy in self.cluster.get("policy", "list")}
         if POLICY not in policies:
             self.cluster.cli("policy", "create", POLICY, "--failures-to-tolerate", "1")
@@ -388,16 +400,101 @@ class Demo:
         self.resynced += sum(done.values())
 
 
+class MachinesDemo(Demo):
+    """The same on machines with networks of their own, set up by `cluster init` and `join`."""
+
+    title = "Atoll: three machines, one mirrored volume, a real guest on it; etcd and TLS"
+
+    def start_cluster(self):
+        s, hosts = self.screen, 3
+        if not Network.possible():
+            raise Failed(
+                "network namespaces", "only root may make them", "run it as root (sudo), or without --machines"
+            )
+        if self.options.keep:
+            raise Failed("--keep", "machines are not kept", "leave --keep or --machines out")
+        network = Network(self.stack, hosts)
+        c = self.cluster = Machines(self.stack, self.directory, hosts, 8 << 30, network)
+        addresses = ", ".join(network.address(host) for host in range(1, hosts + 1))
+        s.step("machines", f"{hosts} network namespaces on one switch: {addresses}")
+        started = time.monotonic()
+        c.init()
+        s.step("init", f"host1 is a cluster, with the first member of etcd ({self.since(started)})")
+        for host in range(2, hosts + 1):
+            started = time.monotonic()
+            c.come(host)
+            s.step("join", f"host{host}, by a token that is good once ({self.since(started)})")
+        c.wait_members(hosts, 0)
+        s.step("etcd", f"{hosts} members with a vote, TLS with the certificates of the hosts")
+        for host in range(1, hosts + 1):
+            c.add_disk(host)
+
+    @staticmethod
+    def since(started):
+        return duration_text(time.monotonic() - started)
+
+    def more_faults(self):
+        s, c, victim = self.screen, self.cluster, self.victim
+        for ways, name in (((), "both ways"), ((OUT,), "only what it sends is lost")):
+            total, cut = self.guest.total(), self.mark(f"the cable of host{victim} is cut: {name}")
+            c.network.cut(victim, *ways)
+            s.step("cut", f"the cable of host{victim}, {name}")
+            self.watch("guest", CABLE_S)
+            rate, stall = self.guest.window(cut)
+            self.goes_on(f"a cable that is cut ({name})", total, stall, CABLE_STALL_S)
+            c.network.mend(victim)
+            self.mark("the cable is whole again")
+            self.resync(60)
+            s.step(
+                "guest",
+                f"went on: {self.rate(rate)}, longest stall {duration_text(stall)}; in sync again",
+            )
+        leader = c.leader(self.server)
+        total, killed = self.guest.total(), self.mark(f"kill -9 etcd on host{leader}: it led")
+        pid = c.kill_member(leader)
+        s.step("kill -9", f"etcd on host{leader} (pid {pid}), which leads")
+        started = time.monotonic()
+        c.cli("policy", "create", "afterwards", "--failures-to-tolerate", "0", host=self.server)
+        took = self.since(started)
+        self.watch("guest", 4)
+        _, stall = self.guest.window(killed)
+        self.goes_on("the leader of etcd is lost", total, stall, MEMBER_STALL_S)
+        c.start_member(leader)
+        c.wait_members(3, 0, at=self.server)
+        s.step("guest", f"did not notice: {duration_text(stall)} at most; a change took {took}")
+
+        hosts = c.kill_all()
+        killed = self.mark("the power of all machines is cut")
+        time.sleep(0.5)  # what the guest had said before is heard
+        total = self.guest.total()
+        s.step("kill -9", "everything on all three machines at once, etcd too")
+        for host in hosts:
+            c.start(host, serving=False)
+        self.wait_writing("the guest to be picked up again", POWER_STALL_S, above=total)
+        self.power_s = time.monotonic() - killed
+        s.step("guest", f"picked up again {duration_text(self.power_s)} after the power cut, by itself")
+        c.wait_serving()
+        self.resync(90)
+        self.watch("guest", BETWEEN_S)
+
+    def goes_on(self, what, total, stall, bound):
+        self.check(f"{what}: the guest goes on", self.guest.total() > total, "nothing became durable")
+        self.check(
+            f"{what}: it stalls the guest under {bound:g} s", stall < bound, f"it was {stall:.2f} s"
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(prog="scripts/demo")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--dir")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--machines", action="store_true")
     options = parser.parse_args()
     raise_on_signals()
     try:
         with Stack() as stack:
-            demo = Demo(options, stack)
+            demo = (MachinesDemo if options.machines else Demo)(options, stack)
             try:
                 demo.run()
             except (Failed, CommandFailed, TimeoutError, RuntimeError) as error:

@@ -2,6 +2,7 @@
 
 mod common;
 
+use atoll::config::Config;
 use atoll::rest::door::Access;
 use atoll_api::client::{Call, Tls, Token};
 use atoll_api::routes::{Op, Page, Role};
@@ -409,6 +410,25 @@ impl NewHost {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
+    /// From now on this machine has that program as its etcd.
+    fn has_program(&self, text: &str) {
+        std::fs::create_dir_all(self.path("bin")).unwrap();
+        std::fs::write(self.path("bin/etcd"), text).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(self.path("bin/etcd"), mode).unwrap();
+    }
+
+    /// From now on this machine has that release of etcd.
+    fn has_etcd(&self, release: &str) {
+        self.has_program(&format!("#!/bin/sh\necho {release}\n"));
+    }
+
+    /// Where programs are looked for.
+    fn etcd_first(&self) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{}:{path}", self.path("bin").display())
+    }
+
     /// `atoll cluster WORDS` here, with that token in a file: status, output, what it says.
     fn cluster(&self, words: &[&str], token: Option<&str>) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
@@ -419,6 +439,7 @@ impl NewHost {
         }
         // Wherever its daemon would be asked.
         command.env("ATOLL_ENDPOINT", "https://127.0.0.1:1").arg("cluster").args(words);
+        command.env("PATH", self.etcd_first());
         command.arg("--config").arg(self.path("atoll.toml"));
         if let Some(token) = token {
             std::fs::write(self.path("token"), token).unwrap();
@@ -581,6 +602,70 @@ fn the_first_host_gets_an_authority_a_certificate_and_its_configuration() {
         bad.cluster(&["init", "--address", "127.0.0.9", "--etcd", "nowhere"], None);
     assert!(status == 1 && said.contains("directory.endpoints"), "{said}");
     assert!(!bad.path("data/authority").exists() && !bad.path("conf.d/cluster.toml").exists());
-    let (status, _, said) = bad.cluster(&["init", "--address", "127.0.0.9"], None);
+    let (status, _, said) = bad.cluster(&["init", "--address", "127.0.0.9", "--embedded"], None);
     assert!(status == 0 && said.contains("other machines cannot join"), "{said}");
+    assert!(!bad.path("data/etcd").exists());
+}
+
+#[test]
+fn the_first_host_begins_an_etcd_of_its_own_if_the_program_is_good() {
+    let new = NewHost::new("");
+    let init = ["init", "--address", "127.0.0.9"];
+    for (release, why) in [
+        ("nothing of it", "does not tell its release"),
+        ("etcd Version: 3.4.21", "3.4.22 or newer is needed"),
+        ("etcd Version: none", "'none', which is none"),
+    ] {
+        new.has_etcd(release);
+        let (status, _, said) = new.cluster(&init, None);
+        assert!(status != 0 && said.contains(why) && said.contains("etcd-server"), "{said}");
+        assert!(!new.path("data/authority").exists() && !new.path("data/etcd").exists());
+        assert!(!new.path("conf.d/cluster.toml").exists());
+    }
+    new.has_etcd("etcd Version: 3.6.9");
+    let (status, _, said) = new.cluster(&init, None);
+    assert!(status == 0 && said.contains("atoll cluster join-token"), "{said}");
+    let configured = Config::load(&new.path("atoll.toml"), []).unwrap();
+    assert!(configured.managed, "{}", new.text("conf.d/cluster.toml"));
+    let at = configured.member.unwrap();
+    assert_eq!(at.clients.to_string(), "127.0.0.9:2379");
+    assert_eq!(at.peers.to_string(), "127.0.0.9:2380");
+    let start = new.text("data/etcd/member.json");
+    let given = atoll_trust::Credentials::load(&new.path("data/trust")).unwrap();
+    let member = format!("{}=https://127.0.0.9:2380", given.identity().host);
+    assert!(start.contains(&member) && start.contains("\"is_first\": true"), "{start}");
+
+    // It becomes etcd, with what the files say and nothing of its environment.
+    let etcd = "#!/bin/sh\necho etcd Version: 3.6.9\nenv\nfor word; do echo \"$word\"; done\n";
+    new.has_program(etcd);
+    let mut run = Command::new(env!("CARGO_BIN_EXE_atoll"));
+    run.args(["etcd", "run", "--config"]).arg(new.path("atoll.toml"));
+    let done = run.env("PATH", new.etcd_first()).env("ETCD_NAME", "another").output().unwrap();
+    let said = String::from_utf8(done.stdout).unwrap();
+    let words: Vec<&str> = said.lines().collect();
+    let data = new.path("data");
+    for word in [
+        format!("--name={}", given.identity().host),
+        format!("--data-dir={}/etcd/first", data.display()),
+        format!("--initial-cluster={member}"),
+        "--initial-cluster-state=new".into(),
+        "--listen-client-urls=https://127.0.0.9:2379".into(),
+        "--client-cert-auth=true".into(),
+        "--peer-client-cert-auth=true".into(),
+        format!("--trusted-ca-file={}/trust/authority.crt", data.display()),
+        format!("--client-crl-file={}/etcd/revoked.crl", data.display()),
+        "--peer-skip-client-san-verification=true".into(),
+    ] {
+        assert!(words.contains(&&*word), "{word} is not in {said}");
+    }
+    assert!(!said.contains("ETCD_") && !said.contains("PRIVATE"), "{said}");
+    assert!(new.text("data/etcd/revoked.crl").contains("BEGIN X509 CRL"));
+
+    // Who has none says so, and does not wait for one.
+    let alone = NewHost::new("");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_atoll"));
+    let done =
+        run.args(["etcd", "run", "--config"]).arg(alone.path("atoll.toml")).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.code() == Some(4) && said.contains("has no member of etcd"), "{said}");
 }
