@@ -424,7 +424,7 @@ class MachinesDemo(Demo):
             started = time.monotonic()
             c.come(host)
             s.step("join", f"host{host}, by a token that is good once ({self.since(started)})")
-        c.wait_members(hosts, 0)
+        c.wait_members(hosts, 0, healthy=range(1, hosts + 1))
         s.step("etcd", f"{hosts} members with a vote, TLS with the certificates of the hosts")
         for host in range(1, hosts + 1):
             c.add_disk(host)
@@ -460,7 +460,7 @@ class MachinesDemo(Demo):
         _, stall = self.guest.window(killed)
         self.goes_on("the leader of etcd is lost", total, stall, MEMBER_STALL_S)
         c.start_member(leader)
-        c.wait_members(3, 0, at=self.server)
+        c.wait_members(3, 0, at=self.server, healthy=[leader])
         s.step("guest", f"did not notice: {duration_text(stall)} at most; a change took {took}")
 
         hosts = c.kill_all()

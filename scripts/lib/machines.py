@@ -256,10 +256,9 @@ class Machines(Cluster):
 
     def ctl(self, *words, by=1, at=1, check=True):
         """etcdctl on a machine, with the certificate of one; without any, if `by` is None."""
-        known = []
+        trust = os.path.join(self.host_dir(by or at), "data", "trust")
+        known = ["--cacert", f"{trust}/authority.crt"]
         if by:
-            trust = os.path.join(self.host_dir(by), "data", "trust")
-            known += ["--cacert", f"{trust}/authority.crt"]
             known += ["--cert", f"{trust}/host.crt", "--key", f"{trust}/host.key"]
         argv = ["etcdctl", "--endpoints", f"https://{self.member_endpoint(at)}", *known, *words]
         return run(self.on(at, argv), check=check, env={**os.environ, "ETCDCTL_API": "3"})
@@ -270,12 +269,19 @@ class Machines(Cluster):
         rows = [[word.strip() for word in line.split(",")] for line in lines]
         return [(state == "started", learner == "true") for _, state, _, _, _, learner in rows]
 
-    def wait_members(self, voters, learners, at=1):
+    def healthy(self, host):
+        """Whether the member of a host takes part: it answers a read that all agree on."""
+        return self.ctl("endpoint", "health", at=host, by=host, check=False).returncode == 0
+
+    def wait_members(self, voters, learners, at=1, healthy=()):
+        """Waits until so many have a vote, and so many learn; and the members of some hosts take part."""
+
         def settled():
             roles = self.roles(at)
             all_started = all(started for started, _ in roles)
             learn = [learns for _, learns in roles]
-            return all_started and (learn.count(False), learn.count(True)) == (voters, learners)
+            counts = (learn.count(False), learn.count(True))
+            return all_started and counts == (voters, learners) and all(map(self.healthy, healthy))
 
         wait_until(f"{voters} voters and {learners} learners", settled, SETTLED_S, 0.3)
 

@@ -1,10 +1,13 @@
 """Machines with networks of their own: the etcd that hosts run themselves, cables that are cut, and
 power that is cut."""
 
+import glob
+import json
 import os
 import ssl
 import subprocess
 import sys
+import time
 
 from harness import ClusterTest, Stack, free_ports, row, wait_until
 from load import Load
@@ -21,26 +24,43 @@ trust.wrap_socket(socket.create_connection((address, int(port)), 10), server_hos
 
 
 class MachineTest(ClusterTest):
-    size = "64MiB"
+    size, hosts = "64MiB", 3
 
     def setUp(self):
         self.stack = Stack()
         self.addCleanup(self.stack.close)
         self.directory = self.stack.directory("atoll-e2e-")
         self.addCleanup(self.keep_logs)  # before the stack removes them
-        network = Network(self.stack, len(HOSTS)) if Network.possible() else None
+        count, all_hosts = self.hosts, range(1, self.hosts + 1)
+        network = Network(self.stack, count) if Network.possible() else None
         self.cluster = Machines(
-            self.stack, self.directory, network=network, base_port=free_ports()
+            self.stack, self.directory, hosts=count, network=network, base_port=free_ports()
         )
         self.cluster.begin()
+        if count < 3:
+            self.cluster.wait_members(1, count - 1)
+            return  # with no volume: hosts come and go
         self.make_policy(self.policy, 1)
-        self.cluster.wait_members(3, 0)
-        for host in HOSTS:
-            self.cluster.wait_known(host, HOSTS)
+        self.cluster.wait_members(count, 0, healthy=all_hosts)
+        for host in all_hosts:
+            self.cluster.wait_known(host, all_hosts)
         self.cluster.cli("volume", "create", self.volume, self.size, "--policy", self.policy)
 
     def died(self):
         return self.cluster.died()
+
+    def plug(self, machine):
+        if self.cluster.network:
+            self.cluster.network.plug(machine)
+
+    @staticmethod
+    def elsewhere(load, host):
+        """The clients that do not ask that host at this moment."""
+        return [worker for worker in load.workers if worker.hosts[0] != host]
+
+    def answers(self, name, asked):
+        hosts = {host["name"]: host for host in self.cluster.get("host", "list", host=asked)}
+        return hosts[name]["up"]
 
 
 class ManagedEtcd(MachineTest):
@@ -48,9 +68,9 @@ class ManagedEtcd(MachineTest):
     def test_life(self):
         cluster = self.cluster
         self.assert_event("etcd-member-added")
-        # Who shows no certificate of the cluster is nobody.
+        # Who knows the cluster, and shows no certificate of it, is nobody.
         refused = cluster.ctl("get", "/atoll/keys/cluster", by=None, check=False)
-        self.assertNotEqual(refused.returncode, 0)
+        self.assertNotEqual(refused.returncode, 0, refused.stdout)
         self.assertIn("host1", cluster.ctl("get", "--prefix", "/atoll/keys/").stdout)
         # Clients that know a server by its address find it in the certificate.
         for host in HOSTS:
@@ -64,11 +84,10 @@ class ManagedEtcd(MachineTest):
                 cluster.kill_member(host)
                 cluster.cli("policy", "create", f"p{host}", "--failures-to-tolerate", "0", host=host)
                 cluster.start_member(host)
-                cluster.wait_members(3, 0)
+                cluster.wait_members(3, 0, healthy=HOSTS)
             load.wait_progress(100)
             # A fourth host learns; removed, it is out of etcd, and its certificate opens nothing.
-            if cluster.network:
-                cluster.network.plug(4)
+            self.plug(4)
             cluster.come(4)
             cluster.wait_members(3, 1)
             self.assertIn("host1", cluster.ctl("get", "--prefix", "/atoll/keys/", by=4).stdout)
@@ -103,7 +122,69 @@ class ManagedEtcd(MachineTest):
         cluster.wait_serving([2, 3])
         wait_until("the volume", lambda: cluster.get("volume", "show", self.volume, host=2), 30, 0.3)
         cluster.start(1)
-        cluster.wait_members(3, 0, at=2)
+        cluster.wait_members(3, 0, at=2, healthy=HOSTS)
+
+
+class Growing(MachineTest):
+    hosts = 2
+
+    @row("issue 23: a host that is lost costs no vote, and the host whose member leads may go, too")
+    def test_loss_and_removal(self):
+        cluster = self.cluster
+        # The one that has the only vote is not let go.
+        refused = cluster.cli("host", "remove", "host1", "--yes", host=2, check=False)
+        self.assert_refusal(refused, 4, "host1 has the only vote in etcd")
+        # A dead member gets no vote when a third host comes, and leaves its place when it is given up.
+        cluster.kill(2)
+        self.plug(3)
+        cluster.come(3)
+        time.sleep(10.0)  # looks are made every 3 s
+        self.assertEqual(sorted(learns for _, learns in cluster.roles()), [False, True])
+        wait_until("host 2 to be missed", lambda: not self.answers("host2", 1), 20, 0.2)
+        cluster.cli("host", "remove", "host2", "--yes", "--lost")
+        cluster.wait_members(1, 1, healthy=[1])
+        # With another one, all three have a vote; then the leader's host is removed.
+        self.plug(4)
+        cluster.come(4)
+        cluster.wait_members(3, 0, healthy=(1, 3, 4))
+        leader = cluster.leader(3)
+        others = [host for host in (1, 3, 4) if host != leader]
+        cluster.cli("host", "remove", f"host{leader}", "--yes", host=others[0])
+        cluster.wait_members(2, 0, at=others[0], healthy=others)
+        for kind in (cluster.processes, cluster.members):
+            wait_until("the removed host to end", lambda of=kind: of[leader].poll() is not None, 60, 0.2)
+            del kind[leader]
+        cluster.cli("policy", "create", "after", "--failures-to-tolerate", "0", host=others[0])
+
+
+    @row("issue 23: a backup of the hosts' own etcd is put back as the manual says")
+    def test_restore(self):
+        cluster = self.cluster
+        kept = os.path.join(cluster.host_dir(1), "data", "etcd")
+        backup = os.path.join(kept, "backup")
+        names = wait_until("a backup", lambda: os.path.isdir(backup) and glob.glob(f"{backup}/*.db"), 30, 0.3)
+        cluster.kill_all()
+        for host in (1, 2):
+            at = os.path.join(cluster.host_dir(host), "data", "etcd")
+            os.rename(at, f"{at}.away")
+        with open(f"{kept}.away/member.json", encoding="ascii") as f:
+            start = json.load(f)
+        url = f"https://{cluster.address(1)}:{cluster.ports[3]}"
+        name, data = start["name"], f"first-{start['name']}"
+        words = ["--name", name, "--initial-cluster", f"{name}={url}", "--initial-advertise-peer-urls", url]
+        os.mkdir(kept, 0o700)
+        words += ["--data-dir", os.path.join(kept, data)]
+        file = names[0].replace(kept, f"{kept}.away")
+        cluster.ctl("snapshot", "restore", file, *words, by=None)
+        del start["member"]
+        with open(os.path.join(kept, "member.json"), "w", encoding="ascii") as f:
+            json.dump({**start, "data": data}, f)
+        os.mkdir(os.path.join(cluster.host_dir(2), "data", "etcd"), 0o700)
+        for host in (1, 2):
+            cluster.start(host, serving=False)
+        cluster.wait_serving([1, 2])
+        cluster.wait_members(1, 1, healthy=[1])
+        self.assertEqual({h["name"] for h in cluster.get("host", "list", host=2)}, {"host1", "host2"})
 
 
 class Partitions(MachineTest):
@@ -151,12 +232,3 @@ class Partitions(MachineTest):
             load.wait_progress(100)
             cluster.wait_healthy(60)
             load.finish()
-
-    @staticmethod
-    def elsewhere(load, host):
-        """The clients that do not ask that host at this moment."""
-        return [worker for worker in load.workers if worker.hosts[0] != host]
-
-    def answers(self, name, asked):
-        hosts = {host["name"]: host for host in self.cluster.get("host", "list", host=asked)}
-        return hosts[name]["up"]

@@ -9,10 +9,12 @@
 //! | `backup/*.db` | all that etcd held, every 6 hours: the last four | the daemon |
 //! | another directory | etcd's own data | etcd |
 //!
-//! Invariants: the data of a member are never in a directory that another one had; a file that
-//! cannot be read is told, and not written over by what would lose a member.
+//! Invariants: each member has a directory of its own, named after it; a member that has run is
+//! never started without its data, because it would have forgotten what it has agreed to; nothing
+//! is removed but by who is about to become etcd, and then not the member's own.
 
 use crate::config::{Config, DirectoryConfig, MemberAddresses};
+use atoll_api::name::show;
 use atoll_api::{Code, Problem};
 use atoll_etcd::Member;
 use atoll_etcd::version::Version;
@@ -38,10 +40,8 @@ const BACKUPS: &str = "backup";
 const BACKUPS_MAX: usize = 4;
 /// How old the newest one is when another one is made, in seconds.
 const BACKUP_EVERY_S: u64 = 6 * 3600;
-/// Where the data of the first member are, whose number is not known before it runs.
-const FIRST: &str = "first";
-/// Where the data of the member before this one are kept.
-const OLD: &str = "old";
+/// In a member's directory, once it has run.
+const RUN: &str = "member";
 /// Of both files.
 const VERSION: u16 = 1;
 /// etcd takes no changes when its database has this size, in bytes; it is compacted every hour.
@@ -57,12 +57,25 @@ pub struct MemberStart {
     member: Option<String>,
     /// Its name: the host's id.
     name: String,
-    /// Where its data are, in [`DIR`].
+    /// Where its data are, in [`DIR`]: one plain name.
     data: String,
     /// Whether etcd begins with it.
     is_first: bool,
+    /// Whether others have seen it run.
+    has_run: bool,
     /// All members when it became one: `NAME=URL`.
     members: Vec<String>,
+}
+
+/// What the list of members says of this host's.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// There is none.
+    Nothing,
+    /// It is started like this.
+    Start(MemberStart),
+    /// It has run, and its data are not here: a member that has forgotten all is none.
+    Lost(u64),
 }
 
 /// Where members were seen.
@@ -77,41 +90,58 @@ fn peer_url(at: MemberAddresses) -> String {
     format!("https://{}", at.peers)
 }
 
+/// Where the data of the first member are, whose number is not known before it runs.
+fn first_data(name: &str) -> String {
+    format!("first-{name}")
+}
+
 impl MemberStart {
     /// The first member of a new etcd.
     pub fn first(host: HostId, at: MemberAddresses) -> Self {
         let name = host.to_string();
-        let members = vec![format!("{name}={}", peer_url(at))];
-        let data = FIRST.into();
-        Self { version: VERSION, member: None, name, data, is_first: true, members }
+        let (members, data) = (vec![format!("{name}={}", peer_url(at))], first_data(&name));
+        let (is_first, has_run) = (true, false);
+        Self { version: VERSION, member: None, name, data, is_first, has_run, members }
     }
 
-    /// What the member of this host is to be started with, if `members` are all and `now` is what
-    /// it was started with before; none: this host has no member.
+    /// What the member of this host is to be started with, if `members` are all (as somebody knows
+    /// them who may be behind) and `now` is what it was started with before. `has_data`: whether a
+    /// member has run in that directory.
     pub fn wanted(
         members: &[Member],
         host: HostId,
         at: MemberAddresses,
         now: Option<&Self>,
-    ) -> Option<Self> {
+        has_data: impl Fn(&str) -> bool,
+    ) -> Wanted {
         let (name, url) = (host.to_string(), peer_url(at));
         let is_own = |m: &&Member| m.name == name || m.name.is_empty() && m.peers.contains(&url);
-        let own = members.iter().find(is_own)?;
-        let id = format!("{:016x}", own.id);
-        match now {
-            Some(now) if now.member.as_ref().is_none_or(|member| *member == id) => {
-                Some(Self { member: Some(id), ..now.clone() })
-            }
-            _ => {
-                let named = |m: &Member| {
-                    let name = if m.id == own.id { &name } else { &m.name };
-                    m.peers.iter().map(move |url| format!("{name}={url}")).collect::<Vec<_>>()
-                };
-                let members = members.iter().flat_map(named).collect();
-                let (member, data) = (Some(id.clone()), id);
-                Some(Self { version: VERSION, member, name, data, is_first: false, members })
+        let Some(own) = members.iter().find(is_own) else { return Wanted::Nothing };
+        let (id, runs) = (format!("{:016x}", own.id), !own.name.is_empty());
+        if let Some(now) = now {
+            let is_it = now.member.as_ref().map_or(runs, |member| *member == id);
+            // One that has run is not left for one that has not: that list is behind.
+            if is_it || (now.has_run && !runs) {
+                let member = if is_it { Some(id) } else { now.member.clone() };
+                let has_run = now.has_run || runs;
+                return Wanted::Start(Self { member, has_run, ..now.clone() });
             }
         }
+        let data = match runs {
+            false => id.clone(),
+            true => match [id.clone(), first_data(&name)].into_iter().find(|data| has_data(data)) {
+                Some(data) => data,
+                None => return Wanted::Lost(own.id),
+            },
+        };
+        let named = |m: &Member| {
+            let name = if m.id == own.id { &name } else { &m.name };
+            m.peers.iter().map(move |url| format!("{name}={url}")).collect::<Vec<_>>()
+        };
+        let members = members.iter().flat_map(named).collect();
+        let (member, is_first) = (Some(id), false);
+        let version = VERSION;
+        Wanted::Start(Self { version, member, name, data, is_first, has_run: runs, members })
     }
 
     /// The text of its file.
@@ -143,7 +173,8 @@ impl MemberStart {
             ("data-dir", &shown(dir.join(&self.data))),
             ("initial-cluster", &self.members.join(",")),
             ("initial-cluster-state", state),
-            ("initial-cluster-token", "atoll"),
+            // Of every etcd another one: what was begun anew is told from what was there.
+            ("initial-cluster-token", &self.name),
             ("listen-client-urls", &clients),
             ("advertise-client-urls", &clients),
             ("listen-peer-urls", &peers),
@@ -190,60 +221,118 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Problem> {
 /// The file cannot be read, or is of another release.
 pub fn load(data_dir: &Path) -> Result<Option<MemberStart>, Problem> {
     let path = data_dir.join(DIR).join(START);
-    let start: Option<MemberStart> = read(&path)?;
-    match start {
-        Some(MemberStart { version, .. }) if version != VERSION => {
-            Err(failed(&path, format!("version {version}, and this program knows {VERSION}")))
-        }
-        start => Ok(start),
+    let Some(start) = read::<MemberStart>(&path)? else { return Ok(None) };
+    if start.version != VERSION {
+        let why = format!("version {}, and this program knows {VERSION}", start.version);
+        return Err(failed(&path, why));
     }
+    // It is joined to a path, also by root.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    if start.data.is_empty() || !start.data.chars().all(plain) {
+        return Err(failed(&path, format!("{} is not a plain name", show(&start.data))));
+    }
+    Ok(Some(start))
 }
 
-/// Writes how it is started, durably; nothing: it is not. Data of a member that it was before are
-/// kept aside: one such copy.
+/// Writes how it is started, durably; nothing: it is not.
 ///
 /// # Errors
 /// The file system refuses.
 pub fn store(data_dir: &Path, start: Option<&MemberStart>) -> Result<(), Problem> {
     let dir = data_dir.join(DIR);
-    let Some(start) = start else {
-        return match std::fs::remove_file(dir.join(START)) {
+    match start {
+        None => match std::fs::remove_file(dir.join(START)) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(&dir.join(START), e)),
             _ => Ok(()),
-        };
-    };
-    if let Some(before) = load(data_dir)?.filter(|before| before.data != start.data) {
-        let (from, to) = (dir.join(before.data), dir.join(OLD));
-        if from.is_dir() {
-            let removed = match std::fs::remove_dir_all(&to) {
-                Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-                removed => removed,
-            };
-            removed.and_then(|()| std::fs::rename(&from, &to)).map_err(|e| failed(&from, e))?;
-        }
+        },
+        Some(start) => written(&dir, START, &start.text()),
     }
-    let written = atoll_trust::write_public(&dir, START, &start.text());
+}
+
+/// Writes a file of this host's member. The daemon's user may write around it: what he has put into
+/// the directory's place is not followed.
+fn written(dir: &Path, name: &str, text: &str) -> Result<(), Problem> {
+    if dir.is_symlink() {
+        return Err(failed(dir, "it is a symbolic link"));
+    }
+    let written = atoll_trust::write_public(dir, name, text);
     written.map_err(|e| Problem::new(Code::LocalFile, e.to_string()))
 }
 
-/// Takes back what a command has written that failed: no member has run yet.
+/// The directories of members that have run on this host.
+fn data_of_members(data_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(data_dir.join(DIR)) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut all: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
+    all.retain(|path| path.join(RUN).is_dir());
+    Ok(all)
+}
+
+/// Whether a member has run in that directory of this host.
+pub fn has_data(data_dir: &Path, data: &str) -> bool {
+    data_dir.join(DIR).join(data).join(RUN).is_dir()
+}
+
+/// Whether a member has ever run on this host; yes, if it cannot be told.
+pub fn has_run(data_dir: &Path) -> bool {
+    !data_of_members(data_dir).is_ok_and(|all| all.is_empty())
+}
+
+/// Makes ready for a member that is about to be started: what other members have left goes, once
+/// this one has run.
+///
+/// # Errors
+/// It has run, and its data are not there; the file system refuses.
+pub fn make_ready(data_dir: &Path, start: &MemberStart) -> Result<(), Problem> {
+    let own = data_dir.join(DIR).join(&start.data);
+    if !start.has_run {
+        return Ok(());
+    }
+    if !has_data(data_dir, &start.data) {
+        return Err(lost(data_dir, start.member.as_deref().unwrap_or("?")));
+    }
+    let others = data_of_members(data_dir).map_err(|e| failed(&own, e))?;
+    for other in others.iter().filter(|other| **other != own) {
+        std::fs::remove_dir_all(other).map_err(|e| failed(other, e))?;
+    }
+    Ok(())
+}
+
+/// What to do about a member whose data are not there.
+pub fn lost(data_dir: &Path, member: &str) -> Problem {
+    let dir = data_dir.join(DIR);
+    let why = format!("the data of this host's member of etcd, {member}, are gone");
+    failed(&dir, why).hint(format!(
+        "if they cannot be put back: 'etcdctl member remove {member}' on another host \
+         (docs/operations.md, 'etcd'); this host gets a new member then"
+    ))
+}
+
+/// Takes back what a command has written that failed or was cut off: no member has run yet.
 pub fn undo(data_dir: &Path) {
-    for name in [START, SEEN] {
+    for name in [START, SEEN, REVOKED] {
         let _ = std::fs::remove_file(data_dir.join(DIR).join(name));
     }
     // Empty by then.
     let _ = std::fs::remove_dir(data_dir.join(DIR));
 }
 
-/// Writes which hosts' certificates the member takes no more.
+/// Writes which hosts' certificates the member takes no more. None are taken back: whoever knows of
+/// none has not looked yet.
 ///
 /// # Errors
 /// The file system refuses.
 pub fn revoke(data_dir: &Path, hosts: &[HostId], now_s: u64) -> Result<(), Problem> {
+    let dir = data_dir.join(DIR);
+    if hosts.is_empty() && dir.join(REVOKED).exists() {
+        return Ok(());
+    }
     let list = atoll_trust::revocations(hosts, now_s);
-    let written =
-        list.and_then(|list| atoll_trust::write_public(&data_dir.join(DIR), REVOKED, &list));
-    written.map_err(|e| Problem::new(Code::LocalFile, e.to_string()))
+    let list = list.map_err(|e| Problem::new(Code::LocalFile, e.to_string()))?;
+    written(&dir, REVOKED, &list)
 }
 
 /// Remembers where all members are.
@@ -253,8 +342,7 @@ pub fn revoke(data_dir: &Path, hosts: &[HostId], now_s: u64) -> Result<(), Probl
 pub fn remember(data_dir: &Path, endpoints: Vec<String>) -> Result<(), Problem> {
     let seen = Seen { version: VERSION, endpoints };
     let text = serde_json::to_string(&seen).expect("plain fields") + "\n";
-    let written = atoll_trust::write_public(&data_dir.join(DIR), SEEN, &text);
-    written.map_err(|e| Problem::new(Code::LocalFile, e.to_string()))
+    written(&data_dir.join(DIR), SEEN, &text)
 }
 
 /// Adds the members that were there when this host last ran to those of its configuration.
@@ -295,10 +383,11 @@ pub fn next_backup(data_dir: &Path, now_s: u64) -> Result<Option<PathBuf>, Probl
         let since = path.metadata()?.modified()?.duration_since(std::time::UNIX_EPOCH);
         Ok::<_, std::io::Error>(since.map_or(0, |since| since.as_secs()))
     };
-    let newest = backups(data_dir).and_then(|all| all.last().map(made_s).transpose());
-    let newest = newest.map_err(|e| failed(&dir, e))?;
-    // (Of a clock that was wrong, too.)
-    if newest.is_some_and(|made_s| now_s.abs_diff(made_s) < BACKUP_EVERY_S) {
+    let all =
+        backups(data_dir).and_then(|all| all.iter().map(made_s).collect::<Result<Vec<_>, _>>());
+    // Not the newest alone: one may be of a clock that was ahead.
+    let is_fresh = |made_s: &u64| now_s.abs_diff(*made_s) < BACKUP_EVERY_S;
+    if all.map_err(|e| failed(&dir, e))?.iter().any(is_fresh) {
         return Ok(None);
     }
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
@@ -356,22 +445,64 @@ mod tests {
     #[test]
     fn a_member_keeps_its_data_and_another_one_has_other_data() {
         let host = HostId(0xa);
-        let wanted = |members: &[Member], now| MemberStart::wanted(members, host, AT, now);
+        let wanted = |members: &[Member], now: Option<&MemberStart>, data: &'static str| {
+            MemberStart::wanted(members, host, AT, now, |found| found == data)
+        };
+        let start = |members: &[Member], now| match wanted(members, now, "") {
+            Wanted::Start(start) => start,
+            other => panic!("{other:?}"),
+        };
         let first = MemberStart::first(host, AT);
         let running = [member(7, "000000000000000a", "127.0.0.1:2")];
-        let known = wanted(&running, Some(&first)).unwrap();
-        assert_eq!((&*known.data, known.member.as_deref()), (FIRST, Some("0000000000000007")));
-        assert_eq!(wanted(&running, Some(&known)), Some(known.clone()));
+        let known = start(&running, Some(&first));
+        assert_eq!((&*known.data, known.has_run), ("first-000000000000000a", true));
+        assert_eq!(known.member.as_deref(), Some("0000000000000007"));
+        assert_eq!(start(&running, Some(&known)), known);
         // Somebody else's, and no member of this host.
-        assert_eq!(wanted(&[member(7, "000000000000000b", "127.0.0.1:2")], Some(&known)), None);
+        let other = [member(7, "000000000000000b", "127.0.0.1:2")];
+        assert_eq!(wanted(&other, Some(&known), ""), Wanted::Nothing);
         let added = [member(8, "000000000000000b", "10.0.0.2:2"), member(9, "", "127.0.0.1:2")];
-        for now in [None, Some(&known)] {
-            let new = wanted(&added, now).unwrap();
-            assert_eq!((&*new.data, new.is_first), ("0000000000000009", false));
-            let all =
-                ["000000000000000b=https://10.0.0.2:2", "000000000000000a=https://127.0.0.1:2"];
-            assert_eq!(new.members, all);
+        let new = start(&added, None);
+        assert_eq!((&*new.data, new.is_first, new.has_run), ("0000000000000009", false, false));
+        let all = ["000000000000000b=https://10.0.0.2:2", "000000000000000a=https://127.0.0.1:2"];
+        assert_eq!(new.members, all);
+        // One that was given up and added again, before it has run.
+        let again = [member(10, "", "127.0.0.1:2")];
+        assert_eq!(start(&again, Some(&new)).data, "000000000000000a");
+        // A list that is behind does not take it from one that has run.
+        assert_eq!(start(&added, Some(&known)), known);
+    }
+
+    #[test]
+    fn a_member_whose_file_is_lost_finds_its_data_or_is_lost() {
+        let running = [member(7, "000000000000000a", "127.0.0.1:2")];
+        let found = |data: &'static str| {
+            MemberStart::wanted(&running, HostId(0xa), AT, None, |found| found == data)
+        };
+        for data in ["0000000000000007", "first-000000000000000a"] {
+            let Wanted::Start(start) = found(data) else { panic!("its data are there") };
+            assert_eq!((&*start.data, start.has_run, start.is_first), (data, true, false));
         }
+        assert_eq!(found("first"), Wanted::Lost(7));
+    }
+
+    #[test]
+    fn nothing_is_removed_before_a_member_has_run_and_none_runs_without_its_data() {
+        let data = tempfile::tempdir().unwrap();
+        let dir = data.path().join(DIR);
+        assert!(!has_run(data.path()));
+        let start = |has_run| MemberStart { has_run, ..MemberStart::first(HostId(1), AT) };
+        std::fs::create_dir_all(dir.join("0000000000000007/member")).unwrap();
+        std::fs::create_dir_all(dir.join("backup")).unwrap();
+        assert!(has_run(data.path()));
+        make_ready(data.path(), &start(false)).unwrap();
+        let problem = make_ready(data.path(), &start(true)).unwrap_err();
+        assert!(problem.detail.contains("are gone"), "{problem}");
+        assert!(dir.join("0000000000000007").exists());
+        std::fs::create_dir_all(dir.join("first-0000000000000001/member")).unwrap();
+        make_ready(data.path(), &start(true)).unwrap();
+        assert!(!dir.join("0000000000000007").exists() && dir.join("backup").exists());
+        assert!(dir.join("first-0000000000000001/member").exists());
     }
 
     #[test]
@@ -396,28 +527,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_old_data_are_kept_once() {
+    fn what_is_written_is_read_and_nothing_that_leads_elsewhere() {
         let data = tempfile::tempdir().unwrap();
         let dir = data.path().join(DIR);
         assert_eq!(load(data.path()).unwrap(), None);
         let first = MemberStart::first(HostId(1), AT);
         store(data.path(), Some(&first)).unwrap();
         assert_eq!(load(data.path()).unwrap().as_ref(), Some(&first));
-        for (before, id) in [(FIRST, "2"), ("2", "3"), ("3", "4")] {
-            std::fs::create_dir(dir.join(before)).unwrap();
-            std::fs::write(dir.join(before).join(before), "").unwrap();
-            let next = MemberStart { data: id.into(), ..first.clone() };
-            store(data.path(), Some(&next)).unwrap();
-            assert!(dir.join(OLD).join(before).exists() && !dir.join(before).exists());
-        }
         store(data.path(), None).unwrap();
         store(data.path(), None).unwrap();
         assert_eq!(load(data.path()).unwrap(), None);
-        std::fs::write(dir.join(START), "{}").unwrap();
-        let problem = load(data.path()).unwrap_err();
-        assert!(problem.detail.contains("member.json: missing field"), "{problem}");
-        let other = first.text().replace("\"version\": 1", "\"version\": 2");
-        std::fs::write(dir.join(START), other).unwrap();
-        assert!(load(data.path()).unwrap_err().detail.contains("version 2"));
+        let refused = |text: &str, why: &str| {
+            std::fs::write(dir.join(START), text).unwrap();
+            let problem = load(data.path()).unwrap_err();
+            assert!(problem.detail.contains(why), "{problem}");
+        };
+        refused("{}", "member.json: missing field");
+        refused(&first.text().replace("\"version\": 1", "\"version\": 2"), "version 2");
+        refused(&first.text().replace("first-", "../"), "not a plain name");
+        // As root, in what belongs to the daemon's user.
+        std::fs::rename(&dir, data.path().join("away")).unwrap();
+        std::os::unix::fs::symlink(data.path().join("away"), &dir).unwrap();
+        let problem = store(data.path(), Some(&first)).unwrap_err();
+        assert!(problem.detail.contains("symbolic link"), "{problem}");
     }
 }

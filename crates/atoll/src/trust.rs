@@ -15,6 +15,7 @@ use atoll_format::id::{ClusterId, HostId};
 use atoll_node::{About, Severity};
 use atoll_trust::{Credentials, Identity, PeerTls, TrustError, Validity};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub struct Protection {
 #[derive(Debug)]
 pub struct HostTrust {
     dir: PathBuf,
+    /// Those that a new certificate is to have.
+    addresses: Vec<IpAddr>,
     tls: PeerTls,
     used: Mutex<Credentials>,
 }
@@ -62,7 +65,7 @@ impl HostTrust {
         }
         let dir = data.path().join(DIR);
         let host: Option<HostId> = data.known("host-id")?;
-        let next_step = next_step(host, &dir);
+        let next_step = next_step(host, &dir, &config.addresses());
         let refused = |e: TrustError| {
             let detail =
                 format!("network.tls is true, and this host's certificate is no good: {e}");
@@ -93,7 +96,8 @@ impl HostTrust {
             Problem::new(Code::LocalFile, detail).hint(next_step.clone())
         })?;
         let tls = PeerTls::new(&used).map_err(refused)?;
-        Ok(Some(Arc::new(Self { dir, tls, used: Mutex::new(used) })))
+        let addresses = config.addresses();
+        Ok(Some(Arc::new(Self { dir, addresses, tls, used: Mutex::new(used) })))
     }
 
     /// What connections are made with; follows what is in the files.
@@ -177,7 +181,7 @@ impl HostTrust {
             return None;
         };
         let message = format!("the certificate of host {name} {how}");
-        let remedy = next_step(Some(self.identity().host), &self.dir);
+        let remedy = next_step(Some(self.identity().host), &self.dir, &self.addresses);
         Some(HealthCheck { name: check.into(), level, message, remedy })
     }
 
@@ -196,11 +200,12 @@ impl HostTrust {
 }
 
 /// How that host, or a new one, comes to a certificate.
-fn next_step(host: Option<HostId>, dir: &Path) -> String {
+fn next_step(host: Option<HostId>, dir: &Path, addresses: &[IpAddr]) -> String {
     let host = host.map(|host| format!("{host} ")).unwrap_or_default();
+    let addresses: String = addresses.iter().map(|ip| format!(" --address {ip}")).collect();
     format!(
-        "atoll cluster certificate {host}--authority AUTHORITY --out {} makes one, where the \
-         cluster's authority is (docs/security.md)",
+        "atoll cluster certificate {host}--authority AUTHORITY --out {}{addresses} makes one, where \
+         the cluster's authority is (docs/security.md)",
         quote(dir)
     )
 }

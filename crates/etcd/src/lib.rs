@@ -26,6 +26,6 @@ mod watch;
 
 pub use client::EtcdDirectory;
 pub use members::{Endpoints, EtcdConfig, TlsFiles};
-pub use membership::Member;
+pub use membership::{Member, MemberClient};
 pub use survey::{MemberHealth, MemberReport, Survey};
 pub use watch::EtcdWatch;

@@ -5,14 +5,14 @@
 
 use crate::client::EtcdDirectory;
 use crate::error::words;
-use crate::members::{Link, deadline};
+use crate::members::Link;
 use atoll_world::directory::DirectoryError;
-use etcd_client::{Error, MemberAddOptions};
+use etcd_client::{Client, Error, MemberAddOptions, ResponseHeader, StatusResponse};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long a member may take for each piece of a snapshot.
-const PIECE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a member may take for a request, or for a piece of a snapshot.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A member as all members know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,85 +41,113 @@ impl EtcdDirectory {
             members.ask(link, deadline, client.member_list()).await
         };
         let listed = self.read(ask).await?;
-        let member = |m: &etcd_client::Member| Member {
-            id: m.id(),
-            name: m.name().to_owned(),
-            peers: m.peer_urls().to_vec(),
-            clients: m.client_urls().to_vec(),
-            is_learner: m.is_learner(),
-        };
+        Ok(listed.members().iter().map(member).collect())
+    }
+
+    /// A connection of its own to the member at that endpoint, if it is good and of the etcd that
+    /// this host uses: what is refused there, or takes long, costs nobody else the connection.
+    ///
+    /// # Errors
+    /// In words: it does not answer, or is another one.
+    pub async fn member(&self, endpoint: &str) -> Result<MemberClient, String> {
+        let members = &self.0.members;
+        let (client, status) = members.look_at(endpoint).await?;
+        members.check(&status)?;
+        Ok(MemberClient { client, status })
+    }
+}
+
+/// One member, asked over a connection of its own.
+pub struct MemberClient {
+    client: Client,
+    status: StatusResponse,
+}
+
+impl MemberClient {
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.status.header().map_or(0, ResponseHeader::member_id)
+    }
+
+    /// The number of the member that leads, as this one knows; 0: it knows none.
+    pub fn leader(&self) -> u64 {
+        self.status.leader()
+    }
+
+    /// The size of its database, in bytes.
+    pub fn db_bytes(&self) -> u64 {
+        self.status.db_size().unsigned_abs()
+    }
+
+    /// All members, as this one knows them.
+    ///
+    /// # Errors
+    /// In words.
+    pub async fn list(&mut self) -> Result<Vec<Member>, String> {
+        let listed = in_time(self.client.member_list()).await?;
         Ok(listed.members().iter().map(member).collect())
     }
 
     /// Adds a member without a vote, which other members will reach at that URL.
     ///
     /// # Errors
-    /// `Unavailable`: etcd refuses, or does not answer: then it may be done.
-    pub async fn add_learner(&self, peer: &str) -> Result<(), DirectoryError> {
+    /// In words: etcd refuses, or does not answer: then it may be done.
+    pub async fn add_learner(&mut self, peer: &str) -> Result<(), String> {
         let options = MemberAddOptions::new().with_is_learner();
-        let add = async |mut client: etcd_client::Client| {
-            client.member_add([peer.to_owned()], Some(options.clone())).await.map(drop)
-        };
-        self.change_members(add).await
+        in_time(self.client.member_add([peer.to_owned()], Some(options))).await.map(drop)
     }
 
     /// Gives a learner its vote.
     ///
     /// # Errors
     /// As [`Self::add_learner`]; it is not in step yet.
-    pub async fn promote(&self, id: u64) -> Result<(), DirectoryError> {
-        let promote =
-            async |mut client: etcd_client::Client| client.member_promote(id).await.map(drop);
-        self.change_members(promote).await
+    pub async fn promote(&mut self, id: u64) -> Result<(), String> {
+        in_time(self.client.member_promote(id)).await.map(drop)
     }
 
     /// Removes a member for good: it ends, and its data count no more.
     ///
     /// # Errors
-    /// As [`Self::add_learner`].
-    pub async fn remove_member(&self, id: u64) -> Result<(), DirectoryError> {
-        let remove =
-            async |mut client: etcd_client::Client| client.member_remove(id).await.map(drop);
-        self.change_members(remove).await
+    /// As [`Self::add_learner`]; too few would be left that answer.
+    pub async fn remove(&mut self, id: u64) -> Result<(), String> {
+        in_time(self.client.member_remove(id)).await.map(drop)
     }
 
-    /// Gives all that the member at that endpoint holds to `take`, piece by piece: what `etcdctl
-    /// snapshot restore` makes a member of again.
+    /// Gives all that it holds to `take`, piece by piece: what `etcdctl snapshot restore` makes a
+    /// member of again.
     ///
     /// # Errors
-    /// In words: the member does not answer, or ends too soon; `take` failed.
+    /// In words: it does not answer, or ends too soon; `take` failed.
     pub async fn snapshot(
-        &self,
-        endpoint: &str,
+        &mut self,
         mut take: impl AsyncFnMut(&[u8]) -> std::io::Result<()>,
     ) -> Result<(), String> {
-        let (mut client, _) = self.0.members.look_at(endpoint).await?;
-        let late = |_| format!("{endpoint} does not answer ({} s)", PIECE_DEADLINE.as_secs());
-        let mut pieces = timeout(PIECE_DEADLINE, client.snapshot())
-            .await
-            .map_err(late)?
-            .map_err(|e| words(&e))?;
+        let mut pieces = in_time(self.client.snapshot()).await?;
         let mut remaining = 0;
-        loop {
-            let piece = timeout(PIECE_DEADLINE, pieces.message()).await.map_err(late)?;
-            let Some(piece) = piece.map_err(|e| words(&e))? else { break };
+        while let Some(piece) = in_time(pieces.message()).await? {
             take(piece.blob()).await.map_err(|e| e.to_string())?;
             remaining = piece.remaining_bytes();
         }
         match remaining {
             0 => Ok(()),
-            more => Err(format!("{endpoint} ended {more} bytes too soon")),
+            more => Err(format!("the member ended {more} bytes too soon")),
         }
     }
+}
 
-    async fn change_members(
-        &self,
-        change: impl AsyncFnOnce(etcd_client::Client) -> Result<(), Error>,
-    ) -> Result<(), DirectoryError> {
-        let (members, deadline) = (&self.0.members, deadline());
-        let link = members.link(deadline).await?;
-        // Once: whether it was done, the next list shows.
-        let changed = members.ask(&link, deadline, change(link.client())).await;
-        changed.map_err(|meaning| meaning.of_read())
+async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
+    match timeout(DEADLINE, request).await {
+        Ok(done) => done.map_err(|e| words(&e)),
+        Err(_) => Err(format!("no answer in {} s", DEADLINE.as_secs())),
+    }
+}
+
+fn member(of: &etcd_client::Member) -> Member {
+    Member {
+        id: of.id(),
+        name: of.name().to_owned(),
+        peers: of.peer_urls().to_vec(),
+        clients: of.client_urls().to_vec(),
+        is_learner: of.is_learner(),
     }
 }

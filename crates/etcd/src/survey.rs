@@ -97,12 +97,6 @@ impl EtcdDirectory {
         self.0.members.trouble()
     }
 
-    /// Whether the member at that endpoint says that it leads.
-    pub async fn leads(&self, endpoint: &str) -> bool {
-        let told = self.0.members.look_at(endpoint).await;
-        told.is_ok_and(|(_, status)| health(&status).leads)
-    }
-
     /// Asks every member how it is; answered within two seconds, whoever is silent.
     pub async fn survey(&self) -> Survey {
         let members = &self.0.members;

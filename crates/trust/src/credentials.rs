@@ -8,7 +8,9 @@ use crate::pem::{read_certificate, read_key, unreadable};
 use crate::validity::Validity;
 use crate::{TrustError, files};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::pki_types::ServerName;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 
 const AUTHORITY: &str = "authority.crt";
@@ -153,6 +155,14 @@ impl Credentials {
     /// Whose they are.
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+
+    /// Whether clients that know servers by their addresses find that one in the certificate.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        let certificate = read_certificate(&self.pem[1]).expect("it was read before");
+        let certificate = webpki::EndEntityCert::try_from(&certificate);
+        let name = ServerName::IpAddress(address.into());
+        certificate.is_ok_and(|c| c.verify_is_valid_for_subject_name(&name).is_ok())
     }
 
     /// When the certificate is valid.

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Where a daemon listens when the configuration says nothing.
 pub const DEFAULT_ENDPOINT: &str = "unix:///run/atoll/api.sock";
 /// The configuration that the package installs.
-const DEFAULT_CONFIG: &str = "/etc/atoll/atoll.toml";
+pub(super) const DEFAULT_CONFIG: &str = "/etc/atoll/atoll.toml";
 
 /// Mirrored block storage for virtual machines from the disks of several hosts.
 #[derive(Debug, Parser)]
@@ -524,7 +524,7 @@ pub struct Certificate {
     #[arg(value_name = "HOST-ID")]
     pub host: Option<HostId>,
     /// An address at which clients that know servers by their addresses (etcd, curl, a browser)
-    /// reach it: those of network.peer, network.api and directory.member; may be repeated
+    /// reach it; without it, those that this machine is configured with, if --out is of its host
     #[arg(long, value_name = "IP")]
     pub address: Vec<IpAddr>,
     /// Where the cluster's authority is

@@ -1,8 +1,9 @@
 //! Commands that make a cluster's authority and the certificates of its hosts: files, no request.
 
-use super::args::{Authority as AuthorityCommand, Certificate};
+use super::args::{Authority as AuthorityCommand, Certificate, DEFAULT_CONFIG};
 use super::context::Context;
 use super::out::{Row, Run};
+use crate::config::{self, Config};
 use crate::trust::now_s;
 use atoll_api::envelope::{Named, rfc3339};
 use atoll_api::shell::quote;
@@ -13,6 +14,7 @@ use atoll_trust::{
 };
 use serde::Serialize;
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::Path;
 
 /// What was made. No secret is in it.
@@ -132,7 +134,8 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
         (None, None) => HostId(random_id()?),
     };
     let now = now_s();
-    let named = NamedHost { host, addresses: address.clone() };
+    let addresses = if address.is_empty() { configured(out) } else { address.clone() };
+    let named = NamedHost { host, addresses };
     let made = authority.equip(named, now, valid.as_secs()).map_err(failed)?;
     made.save(out).map_err(failed)?;
     give_to_owner(out)?;
@@ -143,6 +146,16 @@ pub fn certificate(context: &Context, command: &Certificate) -> Run {
         valid_until: rfc3339(made.validity().until_s * 1000),
     };
     context.out.one(&Item::new(made, now * 1000))
+}
+
+/// The addresses of the host of this machine, if that is its directory: what it is not told of.
+fn configured(out: &Path) -> Vec<IpAddr> {
+    let config =
+        config::environment().and_then(|vars| Config::load(Path::new(DEFAULT_CONFIG), vars));
+    let Ok(config) = config else { return Vec::new() };
+    let own = config.data_dir.join(config::TRUST_DIR);
+    let is_own = std::fs::canonicalize(own).ok() == std::fs::canonicalize(out).ok();
+    if is_own { config.addresses() } else { Vec::new() }
 }
 
 /// What the commands that make certificates write, all in one directory of it.

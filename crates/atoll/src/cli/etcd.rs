@@ -4,11 +4,13 @@
 use super::args::Etcd;
 use super::context::Context;
 use super::out::Run;
-use crate::config::{self, Config};
+use crate::config::{self, Config, MemberAddresses};
 use crate::etcd_member;
 use crate::trust::now_s;
 use atoll_api::{Code, Problem};
 use atoll_etcd::version::{RECOMMENDED, Verdict, Version, floor};
+use atoll_trust::Credentials;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -46,6 +48,28 @@ pub fn check_program(context: &Context) -> Result<Version, Problem> {
     Ok(version)
 }
 
+/// Whether others would know this host by the addresses of its member.
+///
+/// # Errors
+/// Its certificate has not got one of them, or cannot be read.
+fn is_named(config: &Config, at: MemberAddresses) -> Result<(), Problem> {
+    let dir = config.data_dir.join(config::TRUST_DIR);
+    let credentials = Credentials::load(&dir).map_err(|e| {
+        Problem::new(Code::LocalFile, e.to_string())
+            .hint("'atoll cluster init' and 'atoll cluster join' make this host's certificate")
+    })?;
+    let mut both = [at.clients.ip(), at.peers.ip()].into_iter();
+    match both.find(|ip| !credentials.has_address(*ip)) {
+        None => Ok(()),
+        Some(ip) => {
+            let detail =
+                format!("the certificate in {} has not got the address {ip}", dir.display());
+            Err(Problem::new(Code::Conflict, detail)
+                .hint("'atoll cluster certificate' with --address makes one that has it"))
+        }
+    }
+}
+
 /// Waits until this host has a member of etcd, and becomes it.
 ///
 /// # Errors
@@ -60,6 +84,21 @@ pub async fn run(context: &Context, command: Etcd) -> Run {
             .hint("directory.managed, member and member_peer: 'atoll cluster init' writes them")
             .into());
     };
+    let version = check_program(context)?;
+    is_named(&config, at)?;
+    // Who adds members looks whether somebody listens here: that the unit runs, with an etcd that is
+    // good, and that no firewall is between.
+    let listen = |address: SocketAddr, key: &str| {
+        TcpListener::bind(address).map_err(|e| {
+            let detail = format!("cannot listen at {address} ({key}): {e}");
+            Problem::new(Code::AddressInUse, detail).hint(
+                "another etcd may run on this machine: that of Debian's package is stopped by \
+                 'systemctl disable --now etcd'",
+            )
+        })
+    };
+    let ports =
+        [listen(at.clients, "directory.member")?, listen(at.peers, "directory.member_peer")?];
     let mut told = false;
     let start = loop {
         if let Some(start) = etcd_member::load(&config.data_dir)? {
@@ -74,7 +113,8 @@ pub async fn run(context: &Context, command: Etcd) -> Run {
             _ = context.interrupt.wait() => return Ok(()),
         }
     };
-    let version = check_program(context)?;
+    drop(ports);
+    etcd_member::make_ready(&config.data_dir, &start)?;
     // Without it, the member would refuse everybody.
     if !config.data_dir.join(etcd_member::DIR).join(etcd_member::REVOKED).exists() {
         etcd_member::revoke(&config.data_dir, &[], now_s())?;

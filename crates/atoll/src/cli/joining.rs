@@ -124,6 +124,15 @@ impl Machine {
                 data.display()
             )));
         }
+        if etcd_member::has_run(data) {
+            let dir = data.join(etcd_member::DIR);
+            let detail = format!("a member of etcd has run on this machine: {}", dir.display());
+            return Err(Problem::new(Code::Exists, detail).hint(format!(
+                "if its cluster is given up, or goes on without this machine: systemctl stop \
+                 atoll atoll-etcd, and remove {}",
+                dir.display()
+            )));
+        }
         let mut there = ["host-id", "trust/host.crt", "trust/host.key"].iter();
         if let Some(found) = there.find(|name| data.join(name).symlink_metadata().is_ok()) {
             let detail =
@@ -425,6 +434,8 @@ pub async fn init(context: &Context, mut init: Init) -> Run {
         return context.out.one(&Item::new(made, now * 1000));
     }
     machine.make_room()?;
+    // Of an attempt that was cut off.
+    etcd_member::undo(&machine.config.data_dir);
     let write = || {
         if !is_there {
             authority.save(&kept).map_err(of_trust)?;
@@ -550,6 +561,8 @@ pub async fn join(context: &Context, args: JoinHost) -> Run {
         return context.out.one(&Item::new(made, now_s() * 1000));
     }
     machine.make_room()?;
+    // Of an attempt that was cut off.
+    etcd_member::undo(&machine.config.data_dir);
     let addresses = configured.addresses().iter().map(ToString::to_string).collect();
     let request = types::HostJoin { addresses, ..request };
     let (joined, _) = ask(context, &token, &request, false).await?;

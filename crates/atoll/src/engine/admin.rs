@@ -291,6 +291,7 @@ impl Engine {
         lost: bool,
         dry_run: bool,
     ) -> Result<HostRemoval, Problem> {
+        self.may_lose_member(host).await?;
         let remove = RemoveHost { lost, dry_run };
         let removal = self.running()?.node.remove_host(host, remove).await.map_err(problem)?;
         let state = match removal.is_done {

@@ -223,11 +223,7 @@ impl Engine {
                     Ended::Twin(other) => {
                         lives_twice(&other, "has this host's identity now", data.path())
                     }
-                    Ended::Removed(host) => {
-                        // Its member of etcd was removed, too: nobody starts it again.
-                        let _ = etcd_member::store(data.path(), None);
-                        was_removed(&host, data.path())
-                    }
+                    Ended::Removed(host) => was_removed(&host, data.path()),
                 });
             }
         }
