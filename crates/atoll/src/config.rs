@@ -781,7 +781,9 @@ impl Reader {
             }
         }
         let endpoints = endpoints.into();
-        Ok(DirectoryConfig::Etcd(EtcdConfig { endpoints, prefix: prefix.to_owned(), tls }))
+        let own = self.member()?.filter(|_| self.flag("directory.managed"));
+        let own = own.map(|at| at.clients.to_string());
+        Ok(DirectoryConfig::Etcd(EtcdConfig { endpoints, own, prefix: prefix.to_owned(), tls }))
     }
 
     fn member(&self) -> Result<Option<MemberAddresses>, Problem> {

@@ -204,8 +204,8 @@ fn next_step(host: Option<HostId>, dir: &Path, addresses: &[IpAddr]) -> String {
     let host = host.map(|host| format!("{host} ")).unwrap_or_default();
     let addresses: String = addresses.iter().map(|ip| format!(" --address {ip}")).collect();
     format!(
-        "atoll cluster certificate {host}--authority AUTHORITY --out {}{addresses} makes one, where \
-         the cluster's authority is (docs/security.md)",
+        "atoll cluster certificate {host}--authority AUTHORITY --out {}{addresses} makes one, \
+         where the cluster's authority is (docs/security.md)",
         quote(dir)
     )
 }

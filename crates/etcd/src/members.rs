@@ -1,7 +1,7 @@
 //! Which member of etcd is asked, and when another one is asked instead.
 //!
-//! One member is used at a time, over one connection: the first that answers, knows a leader and
-//! is good enough. It is left when it does not answer, has had no leader for two looks, or says
+//! One member is used at a time, over one connection: this machine's own, if it is good, or the first
+//! that answers, knows a leader and is good enough. It is left when it does not answer, has had no leader for two looks, or says
 //! of a request that it cannot serve it. A look every two seconds notices a member that is dead
 //! while nothing else is asked.
 //!
@@ -39,6 +39,8 @@ pub(crate) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 /// What a request has at least once there is a member to ask: one that answers is not left because
 /// the search for it took long.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
+/// How long a search waits for this machine's own member before it asks all.
+const OWN_FIRST: Duration = Duration::from_millis(300);
 /// Between two searches for a member.
 const SEARCH_REST: Duration = Duration::from_millis(250);
 /// When there was no member for so long, requests wait for one no longer than [`PATIENCE`].
@@ -57,6 +59,9 @@ const SLOWEST_FOR: Duration = Duration::from_secs(60);
 pub struct EtcdConfig {
     /// The members.
     pub endpoints: Endpoints,
+    /// The one on this machine, which is used whenever it is good: it is not lost with another
+    /// machine, whose silence would take seconds to notice.
+    pub own: Option<String>,
     /// What all keys of the cluster begin with, such as `/atoll`; no `/` at its end.
     pub prefix: String,
     /// How members are known; none: neither encrypted nor authenticated.
@@ -271,6 +276,11 @@ impl Members {
 
     /// Asks all members how they are, and takes the first good one.
     async fn search(self: &Rc<Self>) -> Result<Rc<Link>, String> {
+        if let Some(own) = &self.config.own
+            && let Ok(Ok((client, status))) = timeout(OWN_FIRST, self.try_member(own)).await
+        {
+            return Ok(self.use_member(own, client, &status));
+        }
         let endpoints = &self.config.endpoints.list();
         let count = endpoints.len();
         let order = (0..count).map(|turn| (self.first.get() + turn) % count);
@@ -404,9 +414,27 @@ impl Members {
             return;
         }
         tracing::info!("etcd's member {} is left: {why}", link.endpoint);
-        *self.link.borrow_mut() = None;
-        self.first.set(self.first.get() + 1);
         link.over.notify_all();
+        if self.is_used(link) {
+            *self.link.borrow_mut() = None;
+            self.first.set(self.first.get() + 1);
+        }
+    }
+
+    fn is_used(&self, link: &Link) -> bool {
+        self.link.borrow().as_deref().is_some_and(|used| std::ptr::eq(used, link))
+    }
+
+    /// Goes over to this machine's own member, if that is good and another one is used. What was
+    /// begun at the other one goes on there.
+    async fn go_home(self: &Rc<Self>, link: &Link) {
+        if let Some(own) = self.config.own.as_ref().filter(|own| **own != link.endpoint)
+            && self.is_used(link)
+            && let Ok((client, status)) = self.try_member(own).await
+            && self.is_used(link)
+        {
+            self.use_member(own, client, &status);
+        }
     }
 
     /// Asks `link` until `deadline`, or a second from now; leaves it if it cannot serve the
@@ -515,7 +543,8 @@ async fn look_after(members: Weak<Members>, link: Rc<Link>, closed: impl Future<
         if let Either::Right(_) = select(pin!(sleep(LOOK_EVERY)), &mut closed).await {
             return;
         }
-        if link.left.get() {
+        // It was left; or another one is used, and what was begun here has ended.
+        if link.left.get() || Rc::strong_count(&link) == 1 {
             return;
         }
         let mut client = link.client();
@@ -530,8 +559,9 @@ async fn look_after(members: Weak<Members>, link: Rc<Link>, closed: impl Future<
                 members.check(&status).err().or(lost.then(|| NO_LEADER.to_owned()))
             }
         };
-        if let Some(why) = trouble {
-            return members.leave(&link, &why);
+        match trouble {
+            Some(why) => return members.leave(&link, &why),
+            None => members.go_home(&link).await,
         }
     }
 }

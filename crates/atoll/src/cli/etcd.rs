@@ -86,8 +86,8 @@ pub async fn run(context: &Context, command: Etcd) -> Run {
     };
     let version = check_program(context)?;
     is_named(&config, at)?;
-    // Who adds members looks whether somebody listens here: that the unit runs, with an etcd that is
-    // good, and that no firewall is between.
+    // Who adds members looks whether somebody listens here: that the unit runs, with an etcd that
+    // is good, and that no firewall is between.
     let listen = |address: SocketAddr, key: &str| {
         TcpListener::bind(address).map_err(|e| {
             let detail = format!("cannot listen at {address} ({key}): {e}");

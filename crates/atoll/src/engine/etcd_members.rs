@@ -1,7 +1,7 @@
 //! The etcd that the hosts run themselves: which of them have a member of it.
 //!
-//! Each host looks at the list of members: what it says of this one is how the member of this host is
-//! started (unit `atoll-etcd` does), and where all of them are is where this host asks. The host
+//! Each host looks at the list of members: what it says of this one is how the member of this host
+//! is started (unit `atoll-etcd` does), and where all of them are is where this host asks. The host
 //! whose member leads makes the list what it should be, one step at a time.
 //!
 //! Invariants: a member is added without a vote, and gets it when it lives and has all data; nobody
@@ -190,8 +190,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The member that leads, if its host belongs to the cluster no more and this host is the one to
-    /// remove it.
+    /// The member that leads, if its host belongs to the cluster no more and this host is the one
+    /// to remove it.
     fn led_by_nobody(&self, own: &MemberClient, members: &[Member]) -> Option<Member> {
         let gone = self.gone().ok()?;
         let leader = members.iter().find(|m| m.id == own.leader())?;
@@ -295,8 +295,8 @@ impl Engine {
             !members.iter().any(|m| is_of(m, c)) && !looks.gave_up.contains_key(&c.peer)
         };
         let wait: Vec<Candidate> = own.into_iter().chain(others).filter(has_none).collect();
-        // Who waits listens there already (`atoll etcd run`): etcd is installed, its unit runs, and no
-        // firewall is between.
+        // Who waits listens there already (`atoll etcd run`): etcd is installed, its unit runs, and
+        // no firewall is between.
         let listens = wait.into_iter().map(async |c| {
             let at = c.peer.strip_prefix("https://")?.to_owned();
             timeout(CONNECT, TcpStream::connect(at)).await.is_ok_and(|c| c.is_ok()).then_some(c)
@@ -529,7 +529,8 @@ mod tests {
         let mut foreign =
             vec![member(1, false), Member { name: "mine".into(), ..member(9, false) }];
         assert_eq!(settle(&mut foreign, &[1], &[]).0, [1, 9], "somebody else's is left alone");
-        // The last one with a vote stays, whatever became of its host, and keeps nobody from learning.
+        // The last one with a vote stays, whatever became of its host, and keeps nobody from
+        // learning.
         let mut last = vec![member(1, false)];
         assert_eq!(settle(&mut last, &[1, 2], &[1]), (vec![1], vec![2]));
     }

@@ -157,7 +157,7 @@ impl Etcd {
             .tls
             .as_ref()
             .map(|tls| TlsFiles { ca: tls.ca.clone(), identity: Some(tls.client.clone()) });
-        EtcdConfig { endpoints: endpoints.into(), prefix: "/atoll".into(), tls }
+        EtcdConfig { endpoints: endpoints.into(), own: None, prefix: "/atoll".into(), tls }
     }
 
     /// Connected as soon as it serves.
