@@ -646,7 +646,8 @@ fn the_first_host_begins_an_etcd_of_its_own_if_the_program_is_good() {
     let data = new.path("data");
     for word in [
         format!("--name={}", given.identity().host),
-        format!("--data-dir={}/etcd/first", data.display()),
+        format!("--data-dir={}/etcd/first-{}", data.display(), given.identity().host),
+        format!("--initial-cluster-token={}", given.identity().host),
         format!("--initial-cluster={member}"),
         "--initial-cluster-state=new".into(),
         "--listen-client-urls=https://127.0.0.9:2379".into(),

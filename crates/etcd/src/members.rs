@@ -1,9 +1,9 @@
 //! Which member of etcd is asked, and when another one is asked instead.
 //!
-//! One member is used at a time, over one connection: this machine's own, if it is good, or the first
-//! that answers, knows a leader and is good enough. It is left when it does not answer, has had no leader for two looks, or says
-//! of a request that it cannot serve it. A look every two seconds notices a member that is dead
-//! while nothing else is asked.
+//! One member is used at a time, over one connection: this machine's own, if it is good, or the
+//! first that answers, knows a leader and is good enough. It is left when it does not answer, has
+//! had no leader for two looks, or says of a request that it cannot serve it. A look every two
+//! seconds notices a member that is dead while nothing else is asked.
 //!
 //! Invariants: a member of another etcd than the first one that was used is never used; no more
 //! than one search for a member is under way; what was begun at a member that was left ends.
