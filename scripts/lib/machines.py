@@ -13,7 +13,7 @@ import signal
 import subprocess
 
 from cluster import ATOLL, READY_S, Cluster
-from process import end, run, wait_until
+from process import CommandFailed, Stack, end, run, wait_until
 
 FORMAT_S = 60.0
 SETTLED_S = 60.0  # a host that joins has its member of etcd, and its vote if it gets one
@@ -31,10 +31,19 @@ class Network:
         for machine in range(1, machines + 1):
             self.plug(machine)
 
-    @staticmethod
-    def possible():
-        """Whether this process may make one."""
-        return os.geteuid() == 0 and bool(shutil.which("ip")) and bool(shutil.which("tc"))
+    @classmethod
+    def possible(cls):
+        """Whether this process may make one, on this kernel: it is tried."""
+        if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+            return False
+        try:
+            with Stack() as stack:
+                tried = cls(stack, 1)
+                tried.cut(1)
+                tried.mend(1)
+        except CommandFailed:
+            return False
+        return True
 
     @staticmethod
     def _ip(namespace, *words):
