@@ -411,8 +411,6 @@ class MachinesDemo(Demo):
             raise Failed(
                 "network namespaces", "only root may make them", "run it as root (sudo), or without --machines"
             )
-        if self.options.keep:
-            raise Failed("--keep", "machines are not kept", "leave --keep or --machines out")
         network = Network(self.stack, hosts)
         c = self.cluster = Machines(self.stack, self.directory, hosts, 8 << 30, network)
         addresses = ", ".join(network.address(host) for host in range(1, hosts + 1))
@@ -491,6 +489,8 @@ def main():
     parser.add_argument("--seed", type=int)
     parser.add_argument("--machines", action="store_true")
     options = parser.parse_args()
+    if options.machines and options.keep:
+        parser.error("machines are not kept: leave --keep or --machines out")
     raise_on_signals()
     try:
         with Stack() as stack:
