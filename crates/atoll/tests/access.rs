@@ -662,6 +662,30 @@ fn the_first_host_begins_an_etcd_of_its_own_if_the_program_is_good() {
     assert!(!said.contains("ETCD_") && !said.contains("PRIVATE"), "{said}");
     assert!(new.text("data/etcd/revoked.crl").contains("BEGIN X509 CRL"));
 
+    // Without a member it waits, and whoever looks for it finds it there, however often.
+    let file = new.path("data/etcd/member.json");
+    std::fs::rename(&file, new.path("away")).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_atoll"));
+    run.args(["etcd", "run", "--config"]).arg(new.path("atoll.toml"));
+    let piped = std::process::Stdio::piped;
+    let mut waits = run.env("PATH", new.etcd_first()).stdout(piped()).spawn().unwrap();
+    let find = |port: u16| TcpStream::connect(("127.0.0.9", port));
+    while find(2380).is_err() {
+        assert_eq!(waits.try_wait().unwrap(), None, "it waits");
+        std::thread::yield_now();
+    }
+    for _ in 0..300 {
+        for port in [2379, 2380] {
+            let mut found = find(port).unwrap();
+            found.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let closed = found.read(&mut [0]);
+            assert!(closed.is_ok_and(|bytes| bytes == 0), "closed at once");
+        }
+    }
+    std::fs::rename(new.path("away"), &file).unwrap();
+    let done = waits.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&done.stdout).contains("--initial-cluster="), "it is etcd");
+
     // Who has none says so, and does not wait for one.
     let alone = NewHost::new("");
     let mut run = Command::new(env!("CARGO_BIN_EXE_atoll"));

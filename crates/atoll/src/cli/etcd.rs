@@ -5,15 +5,16 @@ use super::args::Etcd;
 use super::context::Context;
 use super::out::Run;
 use crate::config::{self, Config, MemberAddresses};
-use crate::etcd_member;
+use crate::etcd_member::{self, MemberStart};
 use crate::trust::now_s;
 use atoll_api::{Code, Problem};
 use atoll_etcd::version::{RECOMMENDED, Verdict, Version, floor};
 use atoll_trust::Credentials;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
+use tokio::net::TcpListener;
 
 /// How often it is looked whether this host has been made a member.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -70,6 +71,52 @@ fn is_named(config: &Config, at: MemberAddresses) -> Result<(), Problem> {
     }
 }
 
+/// Closes the next connection.
+async fn turn_away(listener: &TcpListener) {
+    if listener.accept().await.is_err() {
+        // Of file descriptors, perhaps: there is no hurry.
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Waits until this host is made a member; none: it was interrupted. Who adds members looks meanwhile
+/// whether somebody listens here: that the unit runs, with an etcd that is good, and that no firewall
+/// is between. Connections are closed at once, so that the next one finds room.
+///
+/// # Errors
+/// Somebody else listens there; the file cannot be read.
+async fn wait_for_member(
+    context: &Context,
+    config: &Config,
+    at: MemberAddresses,
+) -> Result<Option<MemberStart>, Problem> {
+    let listen = async |address: SocketAddr, key: &str| {
+        TcpListener::bind(address).await.map_err(|e| {
+            let detail = format!("cannot listen at {address} ({key}): {e}");
+            Problem::new(Code::AddressInUse, detail).hint(
+                "another etcd may run on this machine: that of Debian's package is stopped by \
+                 'systemctl disable --now etcd'",
+            )
+        })
+    };
+    let clients = listen(at.clients, "directory.member").await?;
+    let peers = listen(at.peers, "directory.member_peer").await?;
+    context.out.note("this host has no member of etcd yet: it waits for one");
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            _ = context.interrupt.wait() => return Ok(None),
+            _ = look.tick() => {
+                if let Some(start) = etcd_member::load(&config.data_dir)? {
+                    return Ok(Some(start));
+                }
+            }
+            () = turn_away(&clients) => {}
+            () = turn_away(&peers) => {}
+        }
+    }
+}
+
 /// Waits until this host has a member of etcd, and becomes it.
 ///
 /// # Errors
@@ -86,34 +133,13 @@ pub async fn run(context: &Context, command: Etcd) -> Run {
     };
     let version = check_program(context)?;
     is_named(&config, at)?;
-    // Who adds members looks whether somebody listens here: that the unit runs, with an etcd that
-    // is good, and that no firewall is between.
-    let listen = |address: SocketAddr, key: &str| {
-        TcpListener::bind(address).map_err(|e| {
-            let detail = format!("cannot listen at {address} ({key}): {e}");
-            Problem::new(Code::AddressInUse, detail).hint(
-                "another etcd may run on this machine: that of Debian's package is stopped by \
-                 'systemctl disable --now etcd'",
-            )
-        })
+    let start = match etcd_member::load(&config.data_dir)? {
+        Some(start) => start,
+        None => match wait_for_member(context, &config, at).await? {
+            Some(start) => start,
+            None => return Ok(()),
+        },
     };
-    let ports =
-        [listen(at.clients, "directory.member")?, listen(at.peers, "directory.member_peer")?];
-    let mut told = false;
-    let start = loop {
-        if let Some(start) = etcd_member::load(&config.data_dir)? {
-            break start;
-        }
-        if !told {
-            context.out.note("this host has no member of etcd yet: it waits for one");
-            told = true;
-        }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-            _ = context.interrupt.wait() => return Ok(()),
-        }
-    };
-    drop(ports);
     etcd_member::make_ready(&config.data_dir, &start)?;
     // Without it, the member would refuse everybody.
     if !config.data_dir.join(etcd_member::DIR).join(etcd_member::REVOKED).exists() {
