@@ -79,9 +79,9 @@ async fn turn_away(listener: &TcpListener) {
     }
 }
 
-/// Waits until this host is made a member; none: it was interrupted. Who adds members looks meanwhile
-/// whether somebody listens here: that the unit runs, with an etcd that is good, and that no firewall
-/// is between. Connections are closed at once, so that the next one finds room.
+/// Waits until this host is made a member; none: it was interrupted. Who adds members looks
+/// meanwhile whether somebody listens here: that the unit runs, with an etcd that is good, and that
+/// no firewall is between. Connections are closed at once, so that the next one finds room.
 ///
 /// # Errors
 /// Somebody else listens there; the file cannot be read.
