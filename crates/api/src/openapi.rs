@@ -129,6 +129,8 @@ fn schemas() -> Value {
         Status,
         Cluster,
         ClusterPatch,
+        Upgrade,
+        UpgradeHost,
         Health,
         Host,
         HostRemoval,

@@ -252,6 +252,22 @@ operations! {
         Item("Cluster"),
         "Change the settings of the cluster",
     );
+    UpgradeShow: read(
+        Viewer,
+        "/cluster/upgrade",
+        Any,
+        Item("Upgrade"),
+        "Which feature level the cluster is at, and which its hosts know",
+    );
+    ClusterUpgrade: change(
+        Admin,
+        "POST",
+        "/cluster:upgrade",
+        Any,
+        None,
+        Item("Upgrade"),
+        "Raise the cluster to the newest feature level that all hosts know, for good",
+    );
     HealthShow: read(Viewer, "/health", All, Item("Health"), "Every check that did not pass")
         .query(&["scope"]);
     HostList: read(Viewer, "/hosts", All, List("Host"), "Hosts").query(&["scope"]);
@@ -578,6 +594,7 @@ mod tests {
         use Op::*;
         let admin = [
             ClusterPatch,
+            ClusterUpgrade,
             HostRemove,
             DiskWipe,
             GroupCreate,
@@ -604,6 +621,7 @@ mod tests {
         let viewer = [
             StatusShow,
             ClusterShow,
+            UpgradeShow,
             HealthShow,
             HostList,
             HostShow,

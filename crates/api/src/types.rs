@@ -19,6 +19,7 @@ macro_rules! named {
 named!(
     Status,
     Cluster,
+    Upgrade,
     Health,
     Host,
     HostJoined,
@@ -137,6 +138,43 @@ pub struct Cluster {
     /// volume is made or grown. 0: unknown, from an older release.
     #[serde(default)]
     pub promised_limit_percent: u32,
+    /// The feature level: what hosts may write. 0: unknown, from an older release.
+    #[serde(default)]
+    pub level: u16,
+}
+
+/// How far an upgrade of the cluster is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Upgrade {
+    /// The feature level that the cluster is at: no host writes what is above it.
+    pub level: u16,
+    /// The level to which it can be raised now: the newest that all hosts know. `level`: none.
+    pub next: u16,
+    /// The newest level that the release of the host that answers knows.
+    pub newest: u16,
+    /// Whether it was raised now, from a lower level.
+    pub raised: bool,
+    /// The hosts, with the levels that they know.
+    pub hosts: Vec<UpgradeHost>,
+    /// What keeps the cluster from being raised to `newest`, a sentence for each host.
+    pub obstacles: Vec<String>,
+}
+
+/// One host, and the feature levels that its release knows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct UpgradeHost {
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Program version.
+    pub release: String,
+    /// Whether it answers; if not, this is of when it last ran.
+    pub up: bool,
+    /// The oldest level that it knows.
+    pub oldest: u16,
+    /// The newest level that it knows.
+    pub newest: u16,
 }
 
 /// A change of the cluster's settings; what is absent stays.
@@ -1040,8 +1078,14 @@ impl fmt::Debug for JoinTokenMade {
 pub struct HostJoin {
     /// The name that it is to have: unique in the cluster.
     pub name: String,
-    /// Its release: that of the hosts which are there.
+    /// Its release.
     pub release: String,
+    /// The oldest feature level that its release knows; absent: 1.
+    #[serde(default = "first_level")]
+    pub oldest_level: u16,
+    /// The newest feature level that its release knows; absent: 1.
+    #[serde(default = "first_level")]
+    pub newest_level: u16,
     /// Milliseconds since 1970, by its clock.
     pub unix_ms: u64,
     /// The public half of its key, signed by the other: PKCS #10, PEM.
@@ -1050,6 +1094,10 @@ pub struct HostJoin {
     /// host must not have one of them.
     #[serde(default)]
     pub addresses: Vec<String>,
+}
+
+fn first_level() -> u16 {
+    1
 }
 
 /// What makes a machine a host of the cluster.

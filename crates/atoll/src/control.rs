@@ -13,7 +13,7 @@ use atoll_api::types::{
     AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate,
     Health, Host, HostJoin, HostJoined, HostRemoval, JoinTokenCreate, Placement, Policy,
     PolicyCheck, Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Token,
-    TokenCreate, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    TokenCreate, Upgrade, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_format::id::{ClusterId, HostId};
 use atoll_node::EventMark;
@@ -184,6 +184,11 @@ pub trait Control: Clone + Send + Sync + 'static {
         patch: ClusterPatch,
         change: ChangeOptions,
     ) -> impl Future<Output = ControlResult<Cluster>> + Send;
+    fn upgrade(&self) -> impl Future<Output = ControlResult<Upgrade>> + Send;
+    fn cluster_upgrade(
+        &self,
+        change: ChangeOptions,
+    ) -> impl Future<Output = ControlResult<Upgrade>> + Send;
     fn health(&self, scope: Scope) -> impl Future<Output = Collected<Health>> + Send;
     fn hosts(&self, scope: Scope) -> impl Future<Output = Collected<Vec<Host>>> + Send;
     /// Removes a host for good; `lost`: with what it holds.

@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod chunk;
 pub mod frame;
 pub mod id;
+pub mod level;
 pub mod log;
 pub mod op;
 pub mod record;

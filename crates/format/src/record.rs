@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `cluster` | [`ClusterRecord`] |
 //! | `hosts/<host id>` | [`HostRecord`] |
+//! | `levels/<host id>` | [`LevelsRecord`] |
 //! | `policies/<name>` | [`PolicyRecord`] |
 //! | `volumes/<name>` | [`VolumeRecord`] |
 //! | `objects/<object id>` | [`ObjectRecord`] |
@@ -19,6 +20,7 @@
 use crate::id::{
     Addr, ClusterId, ComponentId, DiskId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
 };
+use crate::level::{Level, Levels};
 use crate::units::{CHUNK, COMPONENT_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +39,9 @@ pub mod key {
     pub const CLUSTER: &str = "cluster";
     /// Prefix of all hosts.
     pub const HOSTS: &str = "hosts/";
+    /// Prefix of what the releases of hosts know. It is written in the transactions that write
+    /// the hosts' records, which whoever changes one compares.
+    pub const LEVELS: &str = "levels/";
     /// Prefix of all policies.
     pub const POLICIES: &str = "policies/";
     /// Prefix of all volume names.
@@ -58,6 +63,10 @@ pub mod key {
     /// One host.
     pub fn host(id: HostId) -> String {
         format!("{HOSTS}{id}")
+    }
+    /// What the release of one host knows.
+    pub fn levels(id: HostId) -> String {
+        format!("{LEVELS}{id}")
     }
     /// One policy.
     pub fn policy(name: &str) -> String {
@@ -111,6 +120,21 @@ pub struct ClusterRecord {
     /// [`check_promised_limit`].
     #[serde(default = "promised_limit", skip_serializing_if = "is_promised_limit")]
     pub promised_limit_percent: u32,
+    /// The feature level: what hosts may write. Left out while it is the first.
+    #[serde(default, skip_serializing_if = "Level::is_first")]
+    pub level: Level,
+}
+
+/// The feature level in the value of the cluster's record, whatever else a newer release has
+/// written there; none if it says nothing that could be one.
+pub fn cluster_level(value: &[u8]) -> Option<Level> {
+    #[derive(Deserialize)]
+    struct OnlyLevel {
+        #[serde(default)]
+        level: Level,
+    }
+    let found: OnlyLevel = serde_json::from_slice(value).ok()?;
+    (found.level >= Level::FIRST).then_some(found.level)
 }
 
 /// The limit of a cluster that has set none: ten times the space that exists.
@@ -157,6 +181,45 @@ pub struct HostRecord {
     pub groups: Vec<GroupRecord>,
     /// Program version.
     pub release: String,
+}
+
+/// Which feature levels the release of a host knows. Releases that know none write none: it counts
+/// only with the [`HostRecord`] of the same life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LevelsRecord {
+    /// [`RECORD_VERSION`].
+    pub version: u16,
+    /// That life of its process.
+    pub incarnation: Incarnation,
+    /// The oldest level.
+    pub oldest: Level,
+    /// The newest level.
+    pub newest: Level,
+}
+
+impl LevelsRecord {
+    /// Of that life.
+    pub fn new(incarnation: Incarnation, levels: Levels) -> Self {
+        let Levels { oldest, newest } = levels;
+        Self { version: RECORD_VERSION, incarnation, oldest, newest }
+    }
+
+    /// What the life `incarnation` of a host knows, of which `value` is the record, if there is one.
+    pub fn read(value: Option<&[u8]>, incarnation: Incarnation) -> Levels {
+        Self::of(value.and_then(|value| serde_json::from_slice(value).ok()), incarnation)
+    }
+
+    /// The same, of a record that was read.
+    pub fn of(record: Option<Self>, incarnation: Incarnation) -> Levels {
+        match record {
+            Some(Self { oldest, newest, incarnation: of, .. })
+                if of == incarnation && Level::FIRST <= oldest && oldest <= newest =>
+            {
+                Levels { oldest, newest }
+            }
+            _ => Levels::BEFORE,
+        }
+    }
 }
 
 /// What a disk group is made of.
@@ -730,7 +793,11 @@ mod tests {
             repair_delay_s: 3600,
             resync_floor_bytes: 50_000_000,
             promised_limit_percent: PROMISED_LIMIT_PERCENT,
+            level: Level::FIRST,
         };
+        let raised = ClusterRecord { level: Level(2), ..cluster.clone() };
+        let levels = Levels { oldest: Level(1), newest: Level(2) };
+        let levels = LevelsRecord::new(Incarnation(7), levels);
         let generous = ClusterRecord { promised_limit_percent: 2500, ..cluster.clone() };
         let group = |id, shape, failure: &str| GroupRecord {
             id: GroupId(id),
@@ -867,6 +934,8 @@ mod tests {
             (served_at, encode(&served)),
             (key::removed(HostId(0xa1)), encode(&removed)),
             (key::TOKENS.into(), encode(&tokens)),
+            (key::levels(HostId(0xa1)), encode(&levels)),
+            (key::CLUSTER.into(), encode(&raised)),
         ]
     }
 
@@ -884,6 +953,7 @@ mod tests {
             let again = match key.split('/').next().expect("a first part") {
                 "cluster" => decode::<ClusterRecord>(key, bytes).map(|r| encode(&r)),
                 "hosts" => decode::<HostRecord>(key, bytes).map(|r| encode(&r)),
+                "levels" => decode::<LevelsRecord>(key, bytes).map(|r| encode(&r)),
                 "locks" => decode::<LockRecord>(key, bytes).map(|r| encode(&r)),
                 "stopped" => decode::<StoppedRecord>(key, bytes).map(|r| encode(&r)),
                 "removed" => decode::<RemovedRecord>(key, bytes).map(|r| encode(&r)),
@@ -895,6 +965,31 @@ mod tests {
             };
             assert_eq!(again.map(text), Ok(value.to_owned()));
         }
+    }
+
+    #[test]
+    fn the_level_is_read_from_a_record_that_a_newer_release_has_written() {
+        let level = |text: &str| cluster_level(text.as_bytes());
+        assert_eq!(level(r#"{"version":7,"level":9,"new":{"x":[1]}}"#), Some(Level(9)));
+        assert_eq!(level(r#"{"version":1}"#), Some(Level::FIRST));
+        assert_eq!(level(r#"{"level":0}"#), None);
+        assert_eq!(level(r#"{"level":"high"}"#), None);
+        assert_eq!(level("?"), None);
+    }
+
+    #[test]
+    fn levels_count_for_the_life_that_wrote_them_only() {
+        let known = Levels { oldest: Level(1), newest: Level(4) };
+        let record = encode(&LevelsRecord::new(Incarnation(7), known));
+        assert_eq!(LevelsRecord::read(Some(&record), Incarnation(7)), known);
+        // An older release, which writes none, has started since; or there never was another.
+        assert_eq!(LevelsRecord::read(Some(&record), Incarnation(8)), Levels::BEFORE);
+        assert_eq!(LevelsRecord::read(None, Incarnation(7)), Levels::BEFORE);
+        for odd in [r#"{"version":1,"incarnation":"7"}"#, "{}", "?"] {
+            assert_eq!(LevelsRecord::read(Some(odd.as_bytes()), Incarnation(7)), Levels::BEFORE);
+        }
+        let odd = LevelsRecord { oldest: Level(5), ..LevelsRecord::new(Incarnation(7), known) };
+        assert_eq!(LevelsRecord::read(Some(&encode(&odd)), Incarnation(7)), Levels::BEFORE);
     }
 
     #[test]

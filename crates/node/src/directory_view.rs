@@ -6,9 +6,11 @@
 //!
 //! Invariants: nothing that was told before is told again; `proven` <= `sure` <= `told`.
 
-use atoll_format::id::HostId;
+use atoll_format::id::{HostId, Incarnation};
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::{
-    self, HostRecord, LockRecord, ObjectRecord, RemovedRecord, TokensRecord, VolumeRecord, key,
+    self, HostRecord, LevelsRecord, LockRecord, ObjectRecord, RemovedRecord, TokensRecord,
+    VolumeRecord, key,
 };
 use atoll_world::directory::{Changes, Entry, Listing, Revision, WatchEvent};
 use std::cell::{Cell, RefCell};
@@ -31,6 +33,8 @@ pub(crate) struct Seen {
     pub locks: Arc<Vec<Dated<LockRecord>>>,
     /// The hosts that were removed.
     pub removed: Arc<Removed>,
+    /// The cluster's feature level.
+    pub level: Level,
     /// Every change up to here is in it, unless a watch has told less than it said.
     pub revision: Revision,
 }
@@ -43,6 +47,9 @@ enum Record {
     Object(Rc<ObjectRecord>),
     Volume(VolumeRecord),
     Tokens(Rc<TokensRecord>),
+    /// Of the cluster's record, which a newer release may have written.
+    Level(Level),
+    Levels(LevelsRecord),
     /// Nobody looks for it here, or it cannot be read.
     Other,
 }
@@ -58,6 +65,8 @@ impl Record {
             _ if key.starts_with(key::REMOVED) => read(key, value).map(Arc::new).map(Self::Removed),
             _ if key.starts_with(key::OBJECTS) => read(key, value).map(Rc::new).map(Self::Object),
             _ if key.starts_with(key::VOLUMES) => read(key, value).map(Self::Volume),
+            _ if key.starts_with(key::LEVELS) => read(key, value).map(Self::Levels),
+            key::CLUSTER => record::cluster_level(value).map(Self::Level),
             key::TOKENS => read(key, value).map(Rc::new).map(Self::Tokens),
             _ => None,
         };
@@ -222,6 +231,24 @@ impl DirectoryView {
         }
     }
 
+    /// The cluster's feature level: the first, if nothing that can be read says another.
+    fn level(&self) -> Level {
+        let entries = self.entries.borrow();
+        match entries.get(key::CLUSTER) {
+            Some((Record::Level(level), _)) => *level,
+            _ => Level::FIRST,
+        }
+    }
+
+    /// The feature levels that the release knows which runs that life of a host.
+    pub(crate) fn levels(&self, host: HostId, incarnation: Incarnation) -> Levels {
+        let record = match self.entries.borrow().get(&key::levels(host)) {
+            Some((Record::Levels(record), _)) => Some(*record),
+            _ => None,
+        };
+        LevelsRecord::of(record, incarnation)
+    }
+
     /// What the other shards have to know.
     pub(crate) fn seen(&self) -> Seen {
         let hosts = self.all(key::HOSTS, |_, record, modified| match record {
@@ -244,6 +271,7 @@ impl DirectoryView {
             hosts: Arc::new(hosts),
             locks: Arc::new(locks),
             removed: Arc::new(removed.into_iter().collect()),
+            level: self.level(),
             revision: self.revision(),
         }
     }
@@ -256,7 +284,8 @@ impl DirectoryView {
 }
 
 fn is_shared_key(key: &str) -> bool {
-    [key::HOSTS, key::LOCKS, key::REMOVED].iter().any(|prefix| key.starts_with(prefix))
+    key == key::CLUSTER
+        || [key::HOSTS, key::LOCKS, key::REMOVED].iter().any(|prefix| key.starts_with(prefix))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Why a management call fails: what its caller does differently is a variant of its own.
 
+use atoll_format::level::Level;
 use atoll_format::record::LockPurpose;
 use atoll_object::placement::Refusal;
 use atoll_world::DirectoryError;
@@ -95,6 +96,17 @@ pub enum ManageError {
         what: String,
         /// What to do about it.
         next: String,
+    },
+    /// Releases on hosts do not know the next feature level.
+    #[error(
+        "the cluster cannot be raised to feature level {next}: the release on {hosts} does not \
+         know it"
+    )]
+    NotUpgraded {
+        /// Which hosts.
+        hosts: String,
+        /// The level.
+        next: Level,
     },
     /// A host that is to be given up has what nobody else has.
     #[error(

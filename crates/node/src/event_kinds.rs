@@ -38,6 +38,10 @@ const NEXT_STEPS: &[(&str, &str)] = &[
         "to use the machine again, join it as a new host (docs/operations.md, 'A host that goes \
          for good')",
     ),
+    (
+        "level-unknown",
+        "install the release of the cluster on the host; atoll cluster upgrade, on another one",
+    ),
     ("log-damage", "atoll disk list; replace the disk if it happens again"),
     ("log-full", "look for slow-device; fewer writes, or faster disks"),
     ("member-dropped", "atoll host list; it comes back by itself with its host"),

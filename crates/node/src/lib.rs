@@ -52,6 +52,7 @@ pub use manage::create::CreateVolume;
 pub use manage::remove_host::{HostRemoval, RemoveHost};
 pub use manage::resize::Resize;
 pub use manage::tokens::{TokenChange, joins_by};
+pub use manage::upgrade::{HostLevels, Upgrade};
 pub use membership::join::{JoinError, check_belongs, check_host_name, find_or_found};
 pub use membership::twin::{Before, before};
 pub use node::{Ended, Manager, Node, NodeConfig, OpenVolume, OtherLife, RemovedHost};

@@ -14,6 +14,7 @@ use crate::repair_queue::RepairQueue;
 use crate::status::HostStatus;
 use crate::volume_lock::table::{Import, LockTable};
 use atoll_format::id::{Addr, ClusterId, ComponentId, GroupId, HostId, Incarnation, ObjectId};
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::{GroupRecord, HostRecord, LockPurpose};
 use atoll_object::HostObjects;
 use atoll_world::components::FailureCause;
@@ -43,6 +44,8 @@ pub struct NodeConfig {
     pub api: String,
     /// Program version.
     pub release: String,
+    /// The feature levels that it knows.
+    pub levels: Levels,
 }
 
 /// Another process that lives as this host.
@@ -61,6 +64,8 @@ pub enum Ended {
     Twin(OtherLife),
     /// The host was removed from the cluster.
     Removed(RemovedHost),
+    /// The cluster was raised to this feature level, which the host's release does not know.
+    Level(Level),
 }
 
 /// A host that was removed from the cluster.
@@ -111,6 +116,8 @@ pub(crate) struct NodeState<W: World, S: Components> {
     pub view: DirectoryView,
     /// The cluster's hosts, as the directory last showed them.
     pub hosts: RefCell<BTreeMap<HostId, HostRecord>>,
+    /// The cluster's feature level, the highest that this life has seen.
+    pub level: Cell<Level>,
     /// Those that were removed from it.
     pub removed: RefCell<Arc<Removed>>,
     /// What each host last said of itself, and when.
@@ -169,6 +176,7 @@ impl<W: World, S: Components> NodeState<W, S> {
             failure_causes: RefCell::default(),
             view: DirectoryView::default(),
             hosts: RefCell::default(),
+            level: Cell::default(),
             removed: RefCell::default(),
             statuses: RefCell::default(),
             silent: RefCell::default(),

@@ -122,6 +122,20 @@ pub struct CopyStatus {
     pub seconds: f64,
 }
 
+/// The copy that is brought up to date now; others wait for their turn.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RunningCopy {
+    /// Compared or copied so far of it.
+    pub resync_bytes_done: u64,
+    /// Which; none: none is.
+    #[serde(default)]
+    pub resync_component: Option<ComponentId>,
+    /// Copied so far of it.
+    pub resync_bytes_copied: u64,
+    /// Seconds since it was begun.
+    pub resync_seconds: f64,
+}
+
 /// One object as its owner sees it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ObjectStatus {
@@ -133,16 +147,10 @@ pub struct ObjectStatus {
     pub resyncing: bool,
     /// Upper bound of what is left, in bytes, of the copies that have been begun.
     pub resync_bytes_left: u64,
-    /// Compared or copied so far of the copy that is brought up to date now. This and the three
-    /// below are for hosts of older releases, which do not know `copies`.
-    pub resync_bytes_done: u64,
-    /// That copy; others wait for their turn.
-    #[serde(default)]
-    pub resync_component: Option<ComponentId>,
-    /// Copied so far of it.
-    pub resync_bytes_copied: u64,
-    /// Seconds since it was begun.
-    pub resync_seconds: f64,
+    /// For hosts of older releases, which do not know `copies`: left out from
+    /// [`Level::COPIES_ONLY`](atoll_format::level::Level::COPIES_ONLY) on.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub running_copy: Option<RunningCopy>,
     /// Copies that have been begun, and are not up to date.
     #[serde(default)]
     pub copies: Vec<CopyStatus>,
@@ -200,7 +208,7 @@ impl HostStatus {
         };
         let of_object = |o: &ObjectStatus| {
             let copies: u128 = o.copies.iter().map(of_copy).sum();
-            copies + sum([o.resync_bytes_left, o.resync_bytes_done, o.no_space_answers])
+            copies + sum([o.resync_bytes_left, o.no_space_answers])
         };
         let groups: u128 = self.groups.iter().map(of_group).sum();
         let objects: u128 = self.objects.iter().map(of_object).sum();
@@ -217,6 +225,35 @@ fn sum(figures: impl IntoIterator<Item = u64>) -> u128 {
 mod tests {
     use super::*;
     use crate::facts::tests::status;
+
+    #[test]
+    fn what_older_releases_need_is_left_out_where_there_are_none() {
+        let object = |running_copy| ObjectStatus {
+            id: ObjectId(1),
+            epoch: Epoch(1),
+            resyncing: false,
+            resync_bytes_left: 0,
+            running_copy,
+            copies: Vec::new(),
+            no_space: None,
+            no_space_answers: 0,
+            guest_ops: 0,
+        };
+        let old = RunningCopy {
+            resync_bytes_done: 1,
+            resync_component: Some(ComponentId(2)),
+            resync_bytes_copied: 3,
+            resync_seconds: 4.5,
+        };
+        for object in [object(Some(old)), object(None)] {
+            let json = serde_json::to_string(&object).unwrap();
+            let fields = ["bytes_done", "component", "bytes_copied", "seconds"];
+            for field in fields.map(|field| format!("\"resync_{field}\"")) {
+                assert_eq!(json.contains(&field), object.running_copy.is_some(), "{json}");
+            }
+            assert_eq!(serde_json::from_str::<ObjectStatus>(&json).unwrap(), object);
+        }
+    }
 
     #[test]
     fn a_host_with_figures_that_cannot_be_is_not_believed() {
@@ -236,10 +273,7 @@ mod tests {
             epoch: Epoch(1),
             resyncing: true,
             resync_bytes_left: 0,
-            resync_bytes_done: 0,
-            resync_component: None,
-            resync_bytes_copied: 0,
-            resync_seconds: 0.0,
+            running_copy: None,
             copies: vec![copy],
             no_space: None,
             no_space_answers: 0,
@@ -251,7 +285,7 @@ mod tests {
             change(&mut status, figure);
             status
         };
-        let changes: [Change<'_>; 18] = [
+        let changes: [Change<'_>; 17] = [
             &|s, n| s.groups[0].capacity_bytes = n,
             &|s, n| s.groups[0].used_bytes = n,
             &|s, n| s.groups[0].free_bytes = n,
@@ -260,7 +294,6 @@ mod tests {
             &|s, n| s.groups[0].scrub_total = n,
             &|s, n| s.groups[0].scrub_bad = n,
             &|s, n| s.objects[0].resync_bytes_left = n,
-            &|s, n| s.objects[0].resync_bytes_done = n,
             &|s, n| s.objects[0].no_space_answers = n,
             &|s, n| s.objects[0].copies[0].bytes_left = n,
             &|s, n| s.objects[0].copies[0].bytes_done = n,

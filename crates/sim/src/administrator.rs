@@ -54,13 +54,13 @@ impl<T: Storage> Cluster<T> {
     }
 
     /// The program that runs on `host`, and its life.
-    fn program(&self, host: u16) -> Option<(Node<SimWorld, T::Store>, LifeId)> {
+    pub(crate) fn program(&self, host: u16) -> Option<(Node<SimWorld, T::Store>, LifeId)> {
         Some((self.node(host)?, self.machines().life(host)?))
     }
 
     /// What `call` gives, carried out by a program on its host; none if the program ends, or if
     /// nobody waits for it any more.
-    async fn patiently<R: 'static>(
+    pub(crate) async fn patiently<R: 'static>(
         &self,
         life: LifeId,
         call: impl Future<Output = R> + 'static,

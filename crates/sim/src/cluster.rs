@@ -14,11 +14,13 @@ use crate::fault::{FaultKind, Plan};
 use crate::machines::Machines;
 use crate::pattern::{self, SECTOR};
 use crate::rng::Rng;
+use crate::upgrade::Releases;
 use crate::workload::{Book, Instead, Mix};
 use crate::world::SimWorld;
 use atoll_format::id::{
     ClusterId, ComponentId, Epoch, GroupId, HostId, Incarnation, ObjectId, Seq,
 };
+use atoll_format::level::Levels;
 use atoll_format::op::BlockRange;
 use atoll_format::record::{
     self, ClusterRecord, GroupRecord, LegRecord, MemberRecord, MemberState, ObjectRecord,
@@ -141,6 +143,8 @@ pub struct ClusterSpec {
     pub calm: bool,
     /// A host whose disks cannot be opened serves without them.
     pub diskless: bool,
+    /// Hosts have two releases; see [`Features::UPGRADED`](crate::feature::Features::UPGRADED).
+    pub upgraded: bool,
     /// In the end all volumes are deleted, and nothing may be left of them.
     pub emptied: bool,
     /// Those of each host.
@@ -195,6 +199,7 @@ impl ClusterSpec {
             stride: 1,
             calm: false,
             diskless: false,
+            upgraded: false,
             emptied: false,
             shards: Shards::UpTo(1),
             history: None,
@@ -278,6 +283,7 @@ struct Inner<T: Storage> {
     violations: RefCell<Vec<String>>,
     owners: RefCell<BTreeMap<(ObjectId, Epoch), OwnerRecord>>,
     admin: Admin,
+    releases: Releases,
     /// When the record of an object changed last.
     changed_at: Cell<Nanos>,
     /// When the harness restarted a host last.
@@ -310,6 +316,7 @@ pub fn node_config(host: u16) -> NodeConfig {
         name,
         api: String::new(),
         release: "sim".into(),
+        levels: Levels::KNOWN,
     }
 }
 
@@ -361,6 +368,7 @@ impl<T: Storage> Cluster<T> {
             violations: RefCell::default(),
             owners: RefCell::default(),
             admin: Admin::default(),
+            releases: Releases::default(),
             changed_at: Cell::new(Nanos::ZERO),
             restarted_at: Cell::new(None),
             told: RefCell::default(),
@@ -411,6 +419,10 @@ impl<T: Storage> Cluster<T> {
         &self.0.admin
     }
 
+    pub(crate) fn releases(&self) -> &Releases {
+        &self.0.releases
+    }
+
     pub(crate) fn say(&self, host: Option<u16>, text: String) {
         self.executor().trace().fact(self.executor().now(), host, "cluster", text);
     }
@@ -437,6 +449,7 @@ impl<T: Storage> Cluster<T> {
             Shards::UpTo(most) => first.random() % u64::from(most) + 1,
             Shards::DiskEach(shards) => u64::from(shards),
         };
+        let levels = self.release(host, &first).await;
         let mut worlds = vec![first.clone()];
         while (worlds.len() as u64) < shards {
             worlds.push(self.0.machines.next_shard(&first));
@@ -457,7 +470,7 @@ impl<T: Storage> Cluster<T> {
         let lacks_disks: BTreeMap<_, _> = groups.iter().map(|(s, g)| (*s, g.is_none())).collect();
         let mut of_shard = |shard| groups.remove(&shard).flatten().into_iter().collect();
         let life = self.0.machines.begin_life(host, Incarnation(first.random()));
-        let (config, own) = (node_config(host), of_shard(0));
+        let (config, own) = (NodeConfig { levels, ..node_config(host) }, of_shard(0));
         let (node, seed) = Node::start_first(first.clone(), config, life, shards as u8, own, kept);
         let others = worlds.iter().enumerate().skip(1).map(|(shard, world)| {
             Node::start_shard(world.clone(), &seed, shard as u8, of_shard(shard))
@@ -476,6 +489,9 @@ impl<T: Storage> Cluster<T> {
         self.0.nodes.borrow_mut()[usize::from(host)] = Some(node.clone());
         let world = first;
         world.spawn(self.clone().tell_events(host, node.clone(), world.clone()));
+        if self.0.spec.upgraded {
+            world.spawn(self.clone().watch_release(host, node.clone()));
+        }
         while !self.0.clients_on.get() {
             world.sleep(Nanos::from_ms(10)).await;
         }
@@ -657,6 +673,7 @@ impl<T: Storage> Cluster<T> {
             repair_delay_s: self.0.spec.repair_delay_s,
             resync_floor_bytes: 4 << 20,
             promised_limit_percent: record::PROMISED_LIMIT_PERCENT,
+            level: self.first_level(),
         };
         self.put(vec![(key::CLUSTER.to_owned(), record::encode(&record))]);
         for host in 0..machines.hosts() {
@@ -815,6 +832,7 @@ impl<T: Storage> Cluster<T> {
         let mut before = Vec::new();
         loop {
             let changed = self.0.machines.directory().changed();
+            self.check_levels();
             let objects = self.objects();
             let states: Vec<_> = objects
                 .iter()
@@ -949,6 +967,10 @@ impl<T: Storage> Cluster<T> {
             let rng = Rng::named(machines.seed(), "administrator");
             self.executor().spawn(harness, self.clone().administer(rng));
         }
+        if self.0.spec.upgraded {
+            let rng = Rng::named(machines.seed(), "upgrade");
+            self.executor().spawn(harness, self.clone().raise_levels(rng));
+        }
         machines.change_rates(&plan);
         let calm_at = (self.executor().now() + TROUBLE_MAX).min(plan.part.until);
         while self.executor().now() < calm_at && self.0.books.iter().any(|b| !b.is_over()) {
@@ -961,6 +983,11 @@ impl<T: Storage> Cluster<T> {
         // Damage that only a start meets: it must be over when the disks are walked.
         if let Some(victim) = plan.victim {
             self.restart(victim);
+        }
+        if self.0.spec.upgraded
+            && let Err(why) = self.complete_upgrade().await
+        {
+            return self.violated(why);
         }
         self.finish(plan.victim).await;
         if !gives_all(&plan) {
@@ -1125,7 +1152,7 @@ impl<T: Storage> Cluster<T> {
         }
     }
 
-    fn restart(&self, host: u16) {
+    pub(crate) fn restart(&self, host: u16) {
         self.0.machines.kill(host, false);
         self.0.machines.start(host);
         self.0.restarted_at.set(Some(self.executor().now()));

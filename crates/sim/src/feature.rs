@@ -5,7 +5,7 @@ use crate::rng::Rng;
 
 /// A set of features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Features(u16);
+pub struct Features(u32);
 
 impl Features {
     /// None of them.
@@ -48,6 +48,10 @@ impl Features {
     /// The administrator's volumes are larger than a disk group: what is used of them lies far
     /// apart.
     pub const THIN: Self = Self(32768);
+    /// Hosts of two releases, and an administrator who raises the feature level.
+    pub const UPGRADED: Self = Self(65536);
+    /// How many there are.
+    pub const COUNT: usize = 17;
     /// Those there were first.
     pub const FIRST: Self = Self::ADMINISTRATOR.and(Self::DESTAGE);
     /// All.
@@ -65,7 +69,8 @@ impl Features {
         .and(Self::DISKLESS)
         .and(Self::CALM)
         .and(Self::SHARDS)
-        .and(Self::THIN);
+        .and(Self::THIN)
+        .and(Self::UPGRADED);
 
     /// These and those.
     #[must_use]
@@ -74,7 +79,7 @@ impl Features {
     }
 
     /// One bit for each.
-    pub const fn bits(self) -> u16 {
+    pub const fn bits(self) -> u32 {
         self.0
     }
 

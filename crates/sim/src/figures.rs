@@ -120,7 +120,8 @@ fn ends_with_faults(kind: CheckKind) -> bool {
         | CheckKind::DiskUnused
         | CheckKind::VolumeInaccessible
         | CheckKind::VolumeDegraded
-        | CheckKind::VolumeResyncing => true,
+        | CheckKind::VolumeResyncing
+        | CheckKind::UpgradePossible => true,
         CheckKind::NearlyFull
         | CheckKind::PromisedMore
         | CheckKind::PromisedLimit

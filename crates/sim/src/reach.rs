@@ -10,6 +10,7 @@
 
 use crate::activity::cell_count;
 use crate::disk::DiskProfile;
+use crate::feature::Features;
 use crate::net::NetProfile;
 use crate::run::{Options, Outcome, Setup, marks};
 use std::ops::Range;
@@ -23,7 +24,7 @@ const RARE: u32 = 16;
 /// Of those that are special the rarest so many are looked for: choosing is to cost little.
 const GOALS: usize = 48;
 /// Kinds of fault, features, and those of [`traits`] that are about hardware.
-const TRAITS: usize = 64 + 16 + 5;
+const TRAITS: usize = 64 + Features::COUNT + 5;
 
 /// What has been reached so far, and by which traits.
 pub struct Reach {
@@ -127,7 +128,8 @@ impl Reach {
 fn traits(setup: &Setup, seed: u64, options: &Options) -> Vec<usize> {
     let hardware = &setup.hardware;
     let mut traits: Vec<usize> = setup.kinds(seed, options).kinds().map(|k| k as usize).collect();
-    traits.extend((0..16).filter(|bit| setup.features.bits() >> bit & 1 == 1).map(|bit| 64 + bit));
+    let has = |bit: &usize| setup.features.bits() >> bit & 1 == 1;
+    traits.extend((0..Features::COUNT).filter(has).map(|bit| 64 + bit));
     let of_machines = [
         hardware.hosts > 3,
         hardware.disks > 1,
@@ -136,7 +138,7 @@ fn traits(setup: &Setup, seed: u64, options: &Options) -> Vec<usize> {
         setup.plan.victim.is_some(),
     ];
     let of_machines = of_machines.iter().enumerate().filter(|(_, has)| **has);
-    traits.extend(of_machines.map(|(at, _)| 64 + 16 + at));
+    traits.extend(of_machines.map(|(at, _)| 64 + Features::COUNT + at));
     traits
 }
 

@@ -199,6 +199,9 @@ impl Setup {
         if draw(Features::SINGLE, "single copy") && plan.victim.is_none() && !options.beyond {
             cluster.make_single();
         }
+        // Whoever upgrades stops hosts, which is not calm.
+        let upgraded = draw(Features::UPGRADED, "upgraded");
+        cluster.upgraded = upgraded && !options.beyond && !cluster.calm;
         cluster.diskless = draw(Features::DISKLESS, "diskless");
         // What is left of half-made copies is kept for long: a quarter of the seeds is enough.
         let emptied =

@@ -707,6 +707,7 @@ fn cluster(
         stride: 1,
         calm: false,
         diskless: false,
+        upgraded: false,
         emptied: false,
         shards: Shards::DiskEach(point.cores as u8),
         history: None,

@@ -195,6 +195,7 @@ pub fn play(text: &str) -> Result<String, String> {
         stride: 1,
         calm: false,
         diskless: false,
+        upgraded: false,
         emptied: false,
         shards: Shards::UpTo(1),
         history: None,

@@ -5,6 +5,7 @@
 //! objects each (`3x100,64x10000`); the table is printed.
 
 use atoll_format::id::{ClusterId, ComponentId, HostId, Incarnation, ObjectId};
+use atoll_format::level::Levels;
 use atoll_format::record::{
     self, ClusterRecord, HostRecord, MemberState, ObjectRecord, PROMISED_LIMIT_PERCENT,
     RECORD_VERSION, VolumeRecord, key,
@@ -151,6 +152,7 @@ fn with<F: Future<Output = ()> + 'static>(count: u16, test: impl FnOnce(Hosts) -
             repair_delay_s: REPAIR_DELAY_S,
             resync_floor_bytes: 0,
             promised_limit_percent: PROMISED_LIMIT_PERCENT,
+            level: Levels::KNOWN.newest,
         };
         hosts.put([KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))]);
         (0..count).for_each(|host| hosts.machines.start(host));

@@ -1,14 +1,15 @@
 //! Hosts that are removed for good, in virtual time: under load, by a host that dies meanwhile, and
-//! while the removed one comes back at any moment of it. And a host that comes back changed.
+//! while the removed one comes back at any moment of it. And a host that comes back changed, with another release too.
 
 use atoll_format::id::{ClusterId, Incarnation};
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::{
     self, ClusterRecord, MemberState, PROMISED_LIMIT_PERCENT, Policy, RECORD_VERSION,
     RemovedRecord, key,
 };
 use atoll_node::{
     CheckKind, CreateVolume, Ended, EventMark, HostRemoval, JoinError, ManageError, Node,
-    NodeConfig, RemoveHost, VolumeState, check_belongs,
+    NodeConfig, RemoveHost, Upgrade, VolumeState, check_belongs,
 };
 use atoll_sim::cluster::{Storage, host_id, node_config};
 use atoll_sim::disk::DiskProfile;
@@ -112,6 +113,12 @@ impl Hosts {
         self.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
     }
 
+    fn value(&self, key: &str) -> Vec<u8> {
+        let listing = self.machines.directory().state().list(key).expect("a good prefix");
+        let entry = listing.entries.into_iter().find(|entry| entry.key == key);
+        entry.expect("it is there").value
+    }
+
     fn has(&self, key: &str) -> bool {
         let listing = self.machines.directory().state().list(key).expect("a good prefix");
         listing.entries.iter().any(|entry| entry.key == key)
@@ -126,6 +133,7 @@ impl Hosts {
             repair_delay_s: REPAIR_DELAY_S,
             resync_floor_bytes: 0,
             promised_limit_percent: PROMISED_LIMIT_PERCENT,
+            level: Levels::KNOWN.newest,
         };
         self.put(vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))]);
         (0..=GOES).for_each(|host| self.machines.start(host));
@@ -528,5 +536,68 @@ fn a_host_that_comes_back_changed_is_found_and_io_goes_on() {
         assert_eq!(known.len(), usize::from(GOES) + 1, "a host too many");
         let byte = load.end(&hosts).await;
         assert_eq!(read(&hosts.node(GOES), "v", 0).await, byte);
+    });
+}
+
+/// Hosts know one level, but for one whose release knows fewer; its release is the present one
+/// later, and then an older one again.
+#[test]
+fn the_level_is_raised_once_all_hosts_know_it_and_an_older_release_runs_no_more() {
+    with(9, |hosts| async move {
+        let newest = Levels::KNOWN.newest;
+        let set_levels = |levels| hosts.changed.borrow_mut().levels = levels;
+        let raise = async |dry_run| hosts.node(0).raise_level(dry_run).await;
+        let at = |level: Level| (0..=GOES).all(|host| hosts.node(host).level() == level);
+        let levels_of_goes = async || {
+            let upgrade = hosts.node(0).upgrade().await.expect("told");
+            let host = upgrade.hosts.into_iter().find(|host| host.host == host_id(GOES));
+            host.map(|host| (host.levels, host.is_up))
+        };
+        assert!(at(newest), "a new cluster is at the newest level");
+        assert_eq!(raise(false).await.expect("nothing to do").next, newest);
+        // As it was before there were levels.
+        (0..=GOES).for_each(|host| hosts.machines.kill(host, false));
+        let record = hosts.value(key::CLUSTER);
+        let mut record: ClusterRecord = record::decode(key::CLUSTER, &record).expect("written");
+        record.level = Level::FIRST;
+        hosts.put(vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&record))]);
+        set_levels(Levels::BEFORE);
+        (0..=GOES).for_each(|host| hosts.machines.start(host));
+        hosts.wait(Nanos::from_secs(10)).await;
+        assert!(at(Level::FIRST));
+        let is_held_back = |raised: Result<Upgrade, ManageError>| {
+            let hosts = node_config(GOES).name;
+            assert_eq!(raised, Err(ManageError::NotUpgraded { hosts, next: Level(2) }));
+        };
+        is_held_back(raise(false).await);
+        assert_eq!(levels_of_goes().await, Some((Levels::BEFORE, true)));
+        // It counts with what it knew when it last ran.
+        hosts.kill(GOES).await;
+        assert_eq!(levels_of_goes().await, Some((Levels::BEFORE, false)));
+        is_held_back(raise(false).await);
+        set_levels(Levels::KNOWN);
+        hosts.machines.start(GOES);
+        hosts.until("it is found", || hosts.node(0).is_alive(host_id(GOES))).await;
+        assert_eq!(raise(true).await.expect("it could be").next, newest);
+        hosts.wait(Nanos::from_secs(2)).await;
+        assert!(at(Level::FIRST), "a dry run raises nothing");
+        let upgrade = raise(false).await.expect("all know it");
+        assert_eq!((upgrade.level, upgrade.next), (Level::FIRST, newest));
+        hosts.until("all hear of it", || at(newest)).await;
+        assert!(hosts.said(0, "level-raised"));
+        // Read by hand, whether it was refused before or not: it never comes into the cluster.
+        hosts.kill(GOES).await;
+        let before = hosts.value(&key::host(host_id(GOES)));
+        set_levels(Levels::BEFORE);
+        hosts.machines.start(GOES);
+        let node = loop {
+            let running = hosts.nodes.borrow()[usize::from(GOES)].clone();
+            if let Some((node, _)) = running {
+                break node;
+            }
+            hosts.wait(Nanos::from_ms(1)).await;
+        };
+        assert_eq!(node.ended().await, Ended::Level(newest));
+        assert_eq!(hosts.value(&key::host(host_id(GOES))), before, "it has published itself");
     });
 }

@@ -2,6 +2,7 @@
 //! while a host is away. No load and no chance in here; those are the sweeps.
 
 use atoll_format::id::{ClusterId, ComponentId, Epoch, HostId, Incarnation, ObjectId};
+use atoll_format::level::Levels;
 use atoll_format::record::{
     self, ClusterRecord, MemberState, ObjectState, PROMISED_LIMIT_PERCENT, Policy, RECORD_VERSION,
     key,
@@ -127,6 +128,7 @@ impl Hosts {
             repair_delay_s: 3600,
             resync_floor_bytes: 0,
             promised_limit_percent: PROMISED_LIMIT_PERCENT,
+            level: Levels::KNOWN.newest,
         };
         let changes = vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))];
         self.machines.directory().apply(&Txn { compares: vec![], changes }).expect("done");
@@ -1628,7 +1630,7 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         };
         change(vec![KeyChange::Delete(key::CLUSTER.into())]);
         let found: Vec<(ClusterRecord, bool)> =
-            join_all((0..3).map(|_| find_or_found(&world, None)))
+            join_all((0..3).map(|_| find_or_found(&world, None, Levels::KNOWN)))
                 .await
                 .into_iter()
                 .flatten()
@@ -1636,7 +1638,8 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         assert_eq!(found.len(), 3);
         assert_eq!(found.iter().filter(|(_, is_new)| *is_new).count(), 1, "{found:?}");
         assert!(found.iter().all(|(cluster, _)| *cluster == found[0].0), "{found:?}");
-        let later = find_or_found(&world, None).await.expect("the directory answers");
+        let later =
+            find_or_found(&world, None, Levels::KNOWN).await.expect("the directory answers");
         assert_eq!(later, (found[0].0.clone(), false));
         // A name belongs to the host that has it, whoever comes later.
         let (mine, other) = (node_config(2), node_config(1));
@@ -1649,7 +1652,7 @@ fn hosts_that_found_a_cluster_at_once_found_one() {
         let taken = JoinError::NameTaken { name: other.name.clone(), host: other.host };
         assert_eq!(name(&other.name).await, Err(taken));
         change(vec![KeyChange::Put(key::CLUSTER.into(), b"{}".to_vec())]);
-        let odd = find_or_found(&world, None).await;
+        let odd = find_or_found(&world, None, Levels::KNOWN).await;
         assert!(matches!(odd, Err(JoinError::Unreadable(_))), "{odd:?}");
     });
 }

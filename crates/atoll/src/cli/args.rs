@@ -419,6 +419,17 @@ pub enum Cluster {
         #[arg(long)]
         promised_limit: u32,
     },
+    /// Which feature level the cluster is at, and which the releases on its hosts know; with
+    /// --commit, raise it: what newer releases write is used, and older ones do not run any more
+    #[command(after_help = "Example: atoll cluster upgrade --commit")]
+    Upgrade {
+        /// Only show it, as without an option
+        #[arg(long, conflicts_with = "commit")]
+        check: bool,
+        /// Raise the cluster to the newest level that all hosts know, for good
+        #[arg(long)]
+        commit: bool,
+    },
     /// Make this machine the first host of a new cluster: its authority, its certificate, and
     /// conf.d/cluster.toml. At a terminal it asks for what was not given
     #[command(after_help = "Example: atoll cluster init --address 10.0.0.1")]

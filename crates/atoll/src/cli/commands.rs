@@ -376,6 +376,7 @@ async fn cluster(context: &Context, cluster: Cluster) -> Run {
             let patch = types::ClusterPatch { promised_limit_percent: Some(promised_limit) };
             context.change(ask(Op::ClusterPatch)).json(&patch)
         }
+        Cluster::Upgrade { commit, .. } => return upgrade(context, commit).await,
         Cluster::Authority(command) => return certificate::authority(context, command),
         Cluster::Certificate(command) => return certificate::certificate(context, &command),
         Cluster::Init(init) => return joining::init(context, init).await,
@@ -384,6 +385,19 @@ async fn cluster(context: &Context, cluster: Cluster) -> Run {
     };
     let item = context.item::<types::Cluster>(call).await?;
     context.out.item(&item, |it| it.name.clone(), |it| show::cluster(&context.out, it))
+}
+
+async fn upgrade(context: &Context, commit: bool) -> Run {
+    let call = if commit {
+        context
+            .confirm("the feature level will be raised for good: older releases run no more?")
+            .await?;
+        context.change(ask(Op::ClusterUpgrade))
+    } else {
+        ask(Op::UpgradeShow)
+    };
+    let item = context.item::<types::Upgrade>(call).await?;
+    context.out.item(&item, |it| it.level.to_string(), |it| show::upgrade(&context.out, it))
 }
 
 async fn policy(context: &Context, policy: Policy) -> Run {

@@ -19,6 +19,7 @@ use atoll_api::routes::Op;
 use atoll_api::types::{self, EtcdClient, HostJoined, JoinDirectory};
 use atoll_api::{Client, Code, Endpoint, Item, Problem, name};
 use atoll_format::id::{ClusterId, HostId};
+use atoll_format::level::Levels;
 use atoll_trust::{
     ApiTrust, Authority, Credentials, HOST_VALID_S, HostKey, JoinToken, Named as NamedHost,
     TrustError,
@@ -528,6 +529,8 @@ pub async fn join(context: &Context, args: JoinHost) -> Run {
     let request = types::HostJoin {
         name: machine.config.host_name.clone(),
         release: env!("CARGO_PKG_VERSION").into(),
+        oldest_level: Levels::KNOWN.oldest.0,
+        newest_level: Levels::KNOWN.newest.0,
         unix_ms: atoll_real::unix_ms(),
         request: key.request().map_err(of_trust)?,
         addresses: Vec::new(),

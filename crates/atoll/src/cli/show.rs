@@ -6,7 +6,8 @@ use atoll_api::routes::PREFIX;
 use atoll_api::types::{
     AuditEntry, Cluster, Directory, Disk, DiskState, Event, Group, GroupShape, GroupState, Host,
     HostRemoval, HostRemovalState, Io, Level, Member, MemberState, Placement, Policy, Resync,
-    ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Token, Volume, VolumeState,
+    ResyncItem, Scrub, Session, Space, Status, Task, TaskState, Token, Upgrade, UpgradeHost,
+    Volume, VolumeState,
 };
 use atoll_format::units::iec;
 use std::fmt::Write;
@@ -126,10 +127,45 @@ pub fn cluster(out: &Out, cluster: &Cluster) -> String {
     out.pairs(&[
         pair("cluster", format!("{} ({})", cluster.name, cluster.id)),
         pair("version", format!("{} of {}", cluster.release, cluster.answered_by)),
+        pair("feature level", feature_level(cluster.level)),
         pair("repair delay", duration(cluster.repair_delay_s.into())),
         pair("resync floor", format!("{}/s", iec(cluster.resync_floor_bytes))),
         pair("promised limit", format!("{} % of the space", cluster.promised_limit_percent)),
     ])
+}
+
+/// A feature level, or `-` while it is unknown.
+fn feature_level(level: u16) -> String {
+    if level == 0 { UNKNOWN.into() } else { level.to_string() }
+}
+
+/// `atoll cluster upgrade`.
+pub fn upgrade(out: &Out, upgrade: &Upgrade) -> String {
+    let head = ["HOST", "STATE", "RELEASE", "KNOWS LEVELS"].map(str::to_owned);
+    let row = |host: &UpgradeHost| {
+        let state = if host.up { "up" } else { "down" };
+        let known = match host.oldest == host.newest {
+            true => host.newest.to_string(),
+            false => format!("{} to {}", host.oldest, host.newest),
+        };
+        vec![host.name.clone(), state.into(), host.release.clone(), known]
+    };
+    let rows: Vec<Vec<String>> = upgrade.hosts.iter().map(row).collect();
+    let Upgrade { level, next, newest, .. } = upgrade;
+    let mut text = out.table(&head, &rows) + "\n";
+    text += &match upgrade.raised {
+        true => format!("the cluster was raised to feature level {level}\n"),
+        false if next > level => format!(
+            "the cluster is at feature level {level}; all hosts know {next}: when no older release \
+             is to run again, 'atoll cluster upgrade --commit' raises it\n"
+        ),
+        false if newest > level => format!("the cluster stays at feature level {level}\n"),
+        false => format!("the cluster is at feature level {level}, the newest\n"),
+    };
+    for obstacle in &upgrade.obstacles {
+        text += &format!("level {newest} is not possible yet: {obstacle}\n");
+    }
+    text
 }
 
 /// `atoll host remove`.

@@ -2,7 +2,7 @@
 //! interface.
 
 use super::disks::GroupSlot;
-use super::items::{check_item, resync_item, space_item, state_item, task_item};
+use super::items::{check_item, resync_item, space_item, state_item, task_item, upgrade_item};
 use super::meter::{Figures, SessionFigures, Totals};
 use super::{Engine, Running, Shard, disks, seconds};
 use crate::control::{ChangeOptions, EventMarks, EventsRead, Sample, Scope, Told, Value};
@@ -12,7 +12,7 @@ use atoll_api::types::{
     Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Event, Group, GroupCreate, GroupShape,
     GroupState, HealthCheck, Host, HostRemoval, HostRemovalState, Level, LockPurpose, Member,
     MemberState, Method, Placement, Policy, PolicyCheck, Resync, Scrub, Session, Space, Task,
-    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    Upgrade, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_api::uri::Nbd;
 use atoll_api::{Code, Problem};
@@ -67,6 +67,10 @@ pub fn problem(error: ManageError) -> Problem {
             let next = next.clone();
             Problem::new(Code::InUse, detail).hint(next)
         }
+        ManageError::NotUpgraded { .. } => Problem::new(Code::Conflict, detail).hint(
+            "install the newer release there and restart the host; 'atoll cluster upgrade' shows \
+             all hosts",
+        ),
         ManageError::LastCopies { .. } => Problem::new(Code::WouldRiskData, detail).hint(
             "bring the hosts with their other copies back, and wait until the volumes are in sync \
              ('atoll volume list'); 'atoll volume delete VOLUME --force' gives a volume up",
@@ -133,7 +137,23 @@ impl Engine {
             repair_delay_s: record.repair_delay_s,
             resync_floor_bytes: record.resync_floor_bytes,
             promised_limit_percent: limit.unwrap_or(record.promised_limit_percent),
+            level: node.level().0,
         })
+    }
+
+    /// Which feature level the cluster is at, and which its hosts know.
+    pub async fn upgrade(&self) -> Result<Upgrade, Problem> {
+        Ok(upgrade_item(self.running()?.node.upgrade().await.map_err(problem)?, false))
+    }
+
+    /// Raises the cluster to the newest feature level that all hosts know.
+    pub async fn cluster_upgrade(&self, dry_run: bool) -> Result<Upgrade, Problem> {
+        let mut upgrade = self.running()?.node.raise_level(dry_run).await.map_err(problem)?;
+        let raised = !dry_run && upgrade.next > upgrade.level;
+        if raised {
+            upgrade.level = upgrade.next;
+        }
+        Ok(upgrade_item(upgrade, raised))
     }
 
     /// Changes the cluster's settings.

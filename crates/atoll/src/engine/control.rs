@@ -13,7 +13,7 @@ use atoll_api::types::{
     AuditEntry, Cluster, ClusterPatch, Disk, DiskWipe, DiskWipeRequest, Group, GroupCreate, Health,
     Host, HostJoin, HostJoined, HostRemoval, JoinTokenCreate, Placement, Policy, PolicyCheck,
     Profile, Resync, ResyncPatch, Scrub, ScrubStart, Session, Status, Task, Token, TokenCreate,
-    Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
+    Upgrade, Volume, VolumeCreate, VolumeLock, VolumeLockRequest, VolumePatch,
 };
 use atoll_api::{Code, Problem};
 use atoll_trust::TokenSecret;
@@ -93,6 +93,15 @@ impl Control for EngineControl {
         self.bridge
             .call(move |engine| async move { engine.cluster_patch(patch, dry_run).await })
             .await
+    }
+
+    async fn upgrade(&self) -> ControlResult<Upgrade> {
+        self.bridge.call(|engine| async move { engine.upgrade().await }).await
+    }
+
+    async fn cluster_upgrade(&self, change: ChangeOptions) -> ControlResult<Upgrade> {
+        let dry_run = change.dry_run;
+        self.bridge.call(move |engine| async move { engine.cluster_upgrade(dry_run).await }).await
     }
 
     async fn health(&self, scope: Scope) -> Collected<Health> {

@@ -2,11 +2,12 @@
 
 use atoll_api::envelope::rfc3339;
 use atoll_api::types::{
-    HealthCheck, Level, Resync, ResyncItem, Space, Task, TaskState, VolumeState,
+    HealthCheck, Level, Resync, ResyncItem, Space, Task, TaskState, Upgrade, UpgradeHost,
+    VolumeState,
 };
 use atoll_node::{
-    self as node, Check, CheckLevel, ClusterFacts, Outcome, ResyncCopy, SpaceSum, TaskFacts,
-    host_name,
+    self as node, Check, CheckLevel, ClusterFacts, HostLevels, Outcome, ResyncCopy, SpaceSum,
+    TaskFacts, host_name,
 };
 
 /// Space in the words of the interface.
@@ -25,6 +26,31 @@ pub fn check_item(check: Check) -> HealthCheck {
         },
         message: check.message,
         remedy: check.remedy,
+    }
+}
+
+/// How far an upgrade is, in the words of the interface.
+pub fn upgrade_item(upgrade: node::Upgrade, raised: bool) -> Upgrade {
+    let obstacle = |host: &HostLevels| {
+        let (state, name) = (if host.is_up { "runs" } else { "ran" }, &host.name);
+        format!("host {name} {state} release {}, which knows levels {}", host.release, host.levels)
+    };
+    let obstacles = upgrade.behind().map(obstacle).collect();
+    let host = |host: HostLevels| UpgradeHost {
+        id: host.host.to_string(),
+        name: host.name,
+        release: host.release,
+        up: host.is_up,
+        oldest: host.levels.oldest.0,
+        newest: host.levels.newest.0,
+    };
+    Upgrade {
+        level: upgrade.level.0,
+        next: upgrade.next.0,
+        newest: upgrade.newest.0,
+        raised,
+        obstacles,
+        hosts: upgrade.hosts.into_iter().map(host).collect(),
     }
 }
 

@@ -17,6 +17,7 @@ use atoll_api::types::{
 };
 use atoll_api::{Code, Problem, name};
 use atoll_format::id::HostId;
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::HostRecord;
 use atoll_node::{About, ManageError, Severity, TokenChange};
 use atoll_trust::{
@@ -235,7 +236,7 @@ impl Engine {
         }
         let trust = self.trusted()?;
         let directory = self.join_directory().await?;
-        admissible(&request, env!("CARGO_PKG_VERSION"), atoll_real::unix_ms())?;
+        admissible(&request, node.level(), atoll_real::unix_ms())?;
         if let Some((taken, ..)) = node.hosts().iter().find(|(host, ..)| host.name == request.name)
         {
             let detail = format!("the name {} is taken, by host {}", taken.name, taken.id);
@@ -372,17 +373,30 @@ async fn keep_renewed(engine: Weak<Engine>, trust: Arc<HostTrust>) {
 }
 
 /// Whether that machine fits into the cluster, as far as it says itself.
-fn admissible(request: &HostJoin, release: &str, now_ms: u64) -> Result<(), Problem> {
+fn admissible(request: &HostJoin, level: Level, now_ms: u64) -> Result<(), Problem> {
     name::check("host", &request.name)
         .map_err(|why| Problem::new(Code::BadName, why).field("name"))?;
-    if request.release != release {
+    let (oldest, newest) = (Level(request.oldest_level), Level(request.newest_level));
+    if oldest < Level::FIRST || newest < oldest {
+        let detail = format!("feature levels {oldest} to {newest}: the first is 1");
+        return Err(Problem::new(Code::BadValue, detail).field("newest_level"));
+    }
+    let known = Levels { oldest, newest };
+    if !known.has(level) {
+        let (release, field) = (
+            name::show(&request.release),
+            match level > newest {
+                true => "newest_level",
+                false => "oldest_level",
+            },
+        );
         let detail = format!(
-            "the new host has release {}, and the host that it asks {release}",
-            name::show(&request.release)
+            "the new host's release {release} knows feature levels {known}, and the cluster is at \
+             {level}"
         );
         return Err(Problem::new(Code::Conflict, detail)
-            .hint("install the release of the cluster on it ('atoll host list -o wide')")
-            .field("release"));
+            .hint("install the release of the cluster on it ('atoll host list')")
+            .field(field));
     }
     let off_ms = request.unix_ms.abs_diff(now_ms);
     if off_ms > CLOCK_OFF_MAX_MS {
@@ -485,11 +499,13 @@ mod tests {
         let good = || HostJoin {
             name: "host2".into(),
             release: "1.2.3".into(),
+            oldest_level: 2,
+            newest_level: 3,
             unix_ms: 1_000_000,
             request: String::new(),
             addresses: Vec::new(),
         };
-        let judge = |request: HostJoin, now_ms| admissible(&request, "1.2.3", now_ms);
+        let judge = |request: HostJoin, now_ms| admissible(&request, Level(3), now_ms);
         for now_ms in [1_000_000, 1_000_000 - CLOCK_OFF_MAX_MS, 1_000_000 + CLOCK_OFF_MAX_MS] {
             assert_eq!(judge(good(), now_ms), Ok(()));
         }
@@ -497,11 +513,25 @@ mod tests {
             (good(), 1_000_001 + CLOCK_OFF_MAX_MS, Code::Conflict, "unix_ms", "300 s behind"),
             (good(), 699_999, Code::Conflict, "unix_ms", "300 s ahead of"),
             (
-                HostJoin { release: "1.2.4".into(), ..good() },
+                HostJoin { newest_level: 2, ..good() },
                 1_000_000,
                 Code::Conflict,
-                "release",
-                "has release '1.2.4', and the host that it asks 1.2.3",
+                "newest_level",
+                "release '1.2.3' knows feature levels 2, and the cluster is at 3",
+            ),
+            (
+                HostJoin { oldest_level: 4, newest_level: 5, ..good() },
+                1_000_000,
+                Code::Conflict,
+                "oldest_level",
+                "release '1.2.3' knows feature levels 4 to 5, and the cluster is at 3",
+            ),
+            (
+                HostJoin { oldest_level: 0, ..good() },
+                1_000_000,
+                Code::BadValue,
+                "newest_level",
+                "feature levels 0 to 3",
             ),
             (HostJoin { name: "a/b".into(), ..good() }, 1_000_000, Code::BadName, "name", "a/b"),
         ] {

@@ -43,6 +43,7 @@ use crate::trust::{self, HostTrust};
 use atoll_api::envelope::rfc3339;
 use atoll_api::{Code, Problem};
 use atoll_format::id::{ClusterId, HostId, Incarnation};
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::{ClusterRecord, key};
 use atoll_front::nbd::{HandOver, Served};
 use atoll_node::{
@@ -224,6 +225,7 @@ impl Engine {
                         lives_twice(&other, "has this host's identity now", data.path())
                     }
                     Ended::Removed(host) => was_removed(&host, data.path()),
+                    Ended::Level(level) => wrong_level(level),
                 });
             }
         }
@@ -270,6 +272,7 @@ impl Engine {
             peers: self.config.peers.iter().map(ToString::to_string).collect(),
             api: self.config.api.map(|address| address.to_string()).unwrap_or_default(),
             release: env!("CARGO_PKG_VERSION").into(),
+            levels: Levels::KNOWN,
         };
         let over = self.check_alone(&world, &config, data).await?;
         self.say("this host is opening its disks".into());
@@ -381,13 +384,14 @@ impl Engine {
                 );
                 return Err(Problem::new(Code::Conflict, detail).hint(which));
             }
-            match find_or_found(world, trusted).await {
+            match find_or_found(world, trusted, Levels::KNOWN).await {
                 Ok((cluster, is_new)) => {
                     if is_new {
                         tracing::info!(cluster = %cluster.id, "a new cluster");
                     }
                     break cluster;
                 }
+                Err(JoinError::Level { level, .. }) => return Err(wrong_level(level)),
                 Err(why) => self.say(format!("this host waits for the directory: {why}")),
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -415,6 +419,7 @@ impl Engine {
             match checked {
                 Ok(()) => break,
                 Err(JoinError::Removed(host)) => return Err(was_removed(&host, data.path())),
+                Err(JoinError::Level { level, .. }) => return Err(wrong_level(level)),
                 Err(JoinError::Directory(e)) => {
                     self.say(format!("this host waits for the directory: {e}"));
                 }
@@ -428,6 +433,20 @@ impl Engine {
         }
         Ok(cluster)
     }
+}
+
+/// Why this release cannot serve the cluster.
+fn wrong_level(level: Level) -> Problem {
+    let (release, known) = (env!("CARGO_PKG_VERSION"), Levels::KNOWN);
+    let which = if level > known.newest { "newer" } else { "older" };
+    let detail = format!(
+        "the cluster is at feature level {level}, and this release, {release}, knows {known}: what \
+         other hosts have written may be what it cannot read"
+    );
+    Problem::new(Code::Conflict, detail).hint(format!(
+        "install a {which} release on this host ('atoll cluster upgrade', on another one, shows \
+         what the hosts run); its disks keep what they hold"
+    ))
 }
 
 /// Why this process must not live as a host of the cluster.

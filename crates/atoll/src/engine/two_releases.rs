@@ -17,6 +17,7 @@ use atoll_api::routes::Op;
 use atoll_api::types::{DiskWipe, DiskWipeRequest, Profile, Session, Volume};
 use atoll_api::{Client, Code, Endpoint, Problem};
 use atoll_format::id::{HostId, Incarnation};
+use atoll_format::level::Levels;
 use atoll_node::{EventsKept, Life, Manager, NodeConfig, find_or_found};
 use atoll_real::directory::{DirectoryClient, DirectoryServer};
 use atoll_real::{RealNet, Siblings};
@@ -68,7 +69,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     let peers = net.addresses().iter().map(ToString::to_string).collect();
     let client = DirectoryClient::connect(directory).await.unwrap();
     let world = shard::world(net, HostDirectory::Embedded(client)).unwrap();
-    let (cluster, _) = find_or_found(&world, None).await.unwrap();
+    let (cluster, _) = find_or_found(&world, None, Levels::BEFORE).await.unwrap();
     let config = NodeConfig {
         cluster: cluster.id,
         host: HostId(2),
@@ -77,6 +78,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
         peers,
         api: String::new(),
         release: OLD.into(),
+        levels: Levels::BEFORE,
     };
     std::fs::create_dir_all(data).unwrap();
     let (files, events, _) = EventFiles::open(data, HostId(2));

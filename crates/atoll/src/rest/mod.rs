@@ -219,6 +219,8 @@ impl<C: Control> Rest<C> {
                 }
                 self.item(control.cluster_patch(patch, change).await?)
             }
+            Op::UpgradeShow => self.item(control.upgrade().await?),
+            Op::ClusterUpgrade => self.item(control.cluster_upgrade(change).await?),
             Op::HealthShow => self.told(control.health(scope).await?),
             Op::HostList => self.list(asked, control.hosts(scope).await?, |h| h.name.clone()),
             Op::HostShow => {

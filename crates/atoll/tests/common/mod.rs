@@ -51,6 +51,8 @@ pub struct State {
     pub paused: bool,
     pub limit: u64,
     pub promised_limit: Option<u32>,
+    /// The cluster was raised to level 2.
+    pub raised: bool,
     /// Volumes made, deleted ones included.
     pub made: u32,
     pub level: Option<Level>,
@@ -227,7 +229,29 @@ impl Control for Fake {
             repair_delay_s: 3_600,
             resync_floor_bytes: 1 << 20,
             promised_limit_percent: self.0.lock().unwrap().promised_limit.unwrap_or(1000),
+            level: 1 + u16::from(self.0.lock().unwrap().raised),
         })
+    }
+    async fn upgrade(&self) -> ControlResult<Upgrade> {
+        let host = |name: &str, newest| UpgradeHost {
+            id: format!("{:016x}", 9),
+            name: name.into(),
+            release: "0.1.0".into(),
+            up: newest > 1,
+            oldest: 1,
+            newest,
+        };
+        let level = 1 + u16::from(self.0.lock().unwrap().raised);
+        let (hosts, obstacles) = (
+            vec![host("host1", 3), host("host2", 2)],
+            vec!["host host2 ran release 0.1.0, which knows levels 1 to 2".into()],
+        );
+        Ok(Upgrade { level, next: 2, newest: 3, raised: false, hosts, obstacles })
+    }
+    async fn cluster_upgrade(&self, change: ChangeOptions) -> ControlResult<Upgrade> {
+        let raised = !change.dry_run && !self.0.lock().unwrap().raised;
+        self.0.lock().unwrap().raised |= raised;
+        Ok(Upgrade { raised, ..self.upgrade().await? })
     }
     async fn cluster_patch(&self, patch: ClusterPatch, _: ChangeOptions) -> ControlResult<Cluster> {
         self.0.lock().unwrap().promised_limit = patch.promised_limit_percent;

@@ -44,6 +44,7 @@ pub enum CheckKind {
     VolumeDegraded,
     VolumeResyncing,
     ChecksumErrors,
+    UpgradePossible,
 }
 
 impl CheckKind {
@@ -68,6 +69,7 @@ impl CheckKind {
             Self::VolumeDegraded => "volume-degraded",
             Self::VolumeResyncing => "volume-resyncing",
             Self::ChecksumErrors => "checksum-errors",
+            Self::UpgradePossible => "upgrade-possible",
         }
     }
 }
@@ -155,6 +157,14 @@ impl ClusterFacts {
             let message = format!("{wrong} checksums did not match since the hosts started");
             let remedy = "repaired from other copies; 'atoll events' names the disks";
             checks.push(Check::warning(CheckKind::ChecksumErrors, message, remedy));
+        }
+        if self.next_level > self.level {
+            let message = format!(
+                "the cluster is at feature level {}, and the releases on all hosts know {}",
+                self.level, self.next_level
+            );
+            let remedy = "atoll cluster upgrade --commit, once no older release is to run again";
+            checks.push(Check::warning(CheckKind::UpgradePossible, message, remedy));
         }
         let is_said = |check: &Check| !check.message.is_empty() && !check.remedy.is_empty();
         assert!(checks.iter().all(is_said), "a check without words: {checks:?}");
@@ -325,6 +335,7 @@ mod tests {
     use super::*;
     use crate::facts::tests::{cluster, volume};
     use atoll_format::id::{GroupId, HostId, Seq};
+    use atoll_format::level::Level;
     use atoll_format::record::MemberState;
 
     /// Names and levels of the checks of a cluster of two hosts with a volume, after a change.
@@ -358,6 +369,9 @@ mod tests {
         assert_eq!(leaving, [("host-leaving", Warning), ("volume-degraded", Warning)]);
         let failed = found(|c| c.hosts[0].0.groups[0].healthy = false);
         assert_eq!(failed, [("group-failed", Critical), ("volume-degraded", Warning)]);
+        let raised = |level, next| found(|c| (c.level, c.next_level) = (Level(level), Level(next)));
+        assert_eq!(raised(2, 3), only("upgrade-possible", Warning));
+        assert_eq!(raised(3, 3), []);
         let bare = found(|c| {
             c.hosts.iter_mut().for_each(|(record, ..)| record.groups.clear());
             c.volumes.clear();

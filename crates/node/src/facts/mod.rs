@@ -12,6 +12,7 @@ use crate::node::Node;
 use crate::status::HostStatus;
 use crate::volume_view::VolumeView;
 use atoll_format::id::HostId;
+use atoll_format::level::Level;
 use atoll_format::record::{
     HostRecord, MemberRecord, ObjectRecord, ObjectState, PROMISED_LIMIT_PERCENT,
 };
@@ -33,6 +34,10 @@ pub struct ClusterFacts {
     pub leaving: BTreeSet<HostId>,
     /// What may be promised, in percent of the space that exists.
     pub promised_limit_percent: u32,
+    /// The cluster's feature level.
+    pub level: Level,
+    /// The newest that all hosts know, as this host sees it; never below `level`.
+    pub next_level: Level,
 }
 
 /// How a volume is.
@@ -126,7 +131,8 @@ impl Default for ClusterFacts {
     fn default() -> Self {
         let promised_limit_percent = PROMISED_LIMIT_PERCENT;
         let (hosts, volumes, leaving) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { hosts, volumes, leaving, promised_limit_percent }
+        let (level, next_level) = (Level::FIRST, Level::FIRST);
+        Self { hosts, volumes, leaving, promised_limit_percent, level, next_level }
     }
 }
 
@@ -191,8 +197,12 @@ impl<W: World, S: Components> Node<W, S> {
             }
         }
         let ids = hosts.iter().map(|(record, ..)| record.id);
-        let leaving = ids.filter(|&id| self.is_removed(id)).collect();
-        Ok(ClusterFacts { hosts, volumes, leaving, promised_limit_percent })
+        let leaving: BTreeSet<HostId> = ids.filter(|&id| self.is_removed(id)).collect();
+        let stay = hosts.iter().filter(|(record, ..)| !leaving.contains(&record.id));
+        let levels = stay.map(|(record, ..)| self.0.view.levels(record.id, record.incarnation));
+        let level = self.level();
+        let next_level = self.next_level(level, levels);
+        Ok(ClusterFacts { hosts, volumes, leaving, promised_limit_percent, level, next_level })
     }
 }
 
@@ -291,10 +301,7 @@ pub(crate) mod tests {
                 epoch: Epoch(1),
                 resyncing: false,
                 resync_bytes_left: 0,
-                resync_bytes_done: 0,
-                resync_component: None,
-                resync_bytes_copied: 0,
-                resync_seconds: 0.0,
+                running_copy: None,
                 copies: Vec::new(),
                 no_space: None,
                 no_space_answers: 0,
@@ -310,6 +317,7 @@ pub(crate) mod tests {
             volumes,
             leaving: BTreeSet::new(),
             promised_limit_percent: 1_000,
+            ..ClusterFacts::default()
         }
     }
 

@@ -11,3 +11,4 @@ mod promised;
 pub(crate) mod remove_host;
 pub(crate) mod resize;
 pub(crate) mod tokens;
+pub(crate) mod upgrade;

@@ -334,8 +334,9 @@ impl<W: World, S: Components> Node<W, S> {
             }
             Progress::Free => {
                 compares.push(Compare { key: host_key.clone(), modified: lives.modified });
-                let mut changes =
-                    vec![KeyChange::Delete(host_key), KeyChange::Delete(key::stopped(host))];
+                let mut changes = [host_key, key::levels(host), key::stopped(host)]
+                    .map(KeyChange::Delete)
+                    .to_vec();
                 let reaped = key::reaped(host);
                 if let Some(entry) = self.entry(&reaped).await? {
                     compares.push(Compare { key: reaped.clone(), modified: entry.modified });

@@ -2,10 +2,12 @@
 //! that finds none there founds it.
 //!
 //! Invariants: a directory holds one cluster, however many hosts found it at once; a host goes no
-//! further under a name that another host has, or once it was removed.
+//! further under a name that another host has, or once it was removed, or if its release does not
+//! know the cluster's feature level.
 
 use crate::node::RemovedHost;
 use atoll_format::id::{ClusterId, HostId};
+use atoll_format::level::{Level, Levels};
 use atoll_format::record::{
     self, ClusterRecord, HostRecord, PROMISED_LIMIT_PERCENT, RECORD_VERSION, RemovedRecord, key,
 };
@@ -28,6 +30,14 @@ pub enum JoinError {
     /// What the directory holds cannot be read; a sentence.
     #[error("{0}")]
     Unreadable(String),
+    /// The cluster is at another feature level than this host's release knows.
+    #[error("the cluster is at feature level {level}, and this host's release knows {known}")]
+    Level {
+        /// The cluster's.
+        level: Level,
+        /// This release's.
+        known: Levels,
+    },
     /// The host was removed from the cluster.
     #[error("host {} was removed from the cluster", .0.name)]
     Removed(RemovedHost),
@@ -48,16 +58,21 @@ impl From<DirectoryError> for JoinError {
 }
 
 /// The cluster of the directory, and whether this call has founded it: as `wanted`, if this host
-/// knows already to which one it is to belong. A cluster that is there may be another one.
+/// knows already to which one it is to belong, and at the newest level that is `known`. A cluster
+/// that is there may be another one.
 ///
 /// # Errors
-/// [`JoinError::Directory`]: it may have been founded all the same. [`JoinError::Unreadable`].
+/// [`JoinError::Directory`]: it may have been founded all the same. [`JoinError::Unreadable`],
+/// [`JoinError::Level`].
 pub async fn find_or_found<W: World>(
     world: &W,
     wanted: Option<ClusterId>,
+    known: Levels,
 ) -> Result<(ClusterRecord, bool), JoinError> {
     let directory = world.directory();
     let read = |bytes: &[u8]| -> Result<ClusterRecord, JoinError> {
+        // First: a newer release may have written what this one cannot read.
+        check_level(bytes, known)?;
         record::decode(key::CLUSTER, bytes).map_err(JoinError::Unreadable)
     };
     if let Some(entry) = directory.get(key::CLUSTER).await? {
@@ -70,6 +85,7 @@ pub async fn find_or_found<W: World>(
         repair_delay_s: REPAIR_DELAY_S,
         resync_floor_bytes: RESYNC_FLOOR,
         promised_limit_percent: PROMISED_LIMIT_PERCENT,
+        level: known.newest,
     };
     let absent = Compare { key: key::CLUSTER.into(), modified: Revision(0) };
     let changes = vec![KeyChange::Put(key::CLUSTER.into(), record::encode(&cluster))];
@@ -83,6 +99,18 @@ pub async fn find_or_found<W: World>(
             assert!(!is_same, "cluster {} is founded twice", found.id);
             Ok((found, false))
         }
+    }
+}
+
+/// Whether a release that knows those levels can serve the cluster of that record. A record that
+/// says no level is none of a newer release.
+///
+/// # Errors
+/// [`JoinError::Level`].
+pub(crate) fn check_level(cluster: &[u8], known: Levels) -> Result<(), JoinError> {
+    match record::cluster_level(cluster) {
+        Some(level) if !known.has(level) => Err(JoinError::Level { level, known }),
+        _ => Ok(()),
     }
 }
 

@@ -4,6 +4,7 @@
 pub(crate) mod follow;
 mod hosts;
 pub(crate) mod join;
+pub(crate) mod level;
 mod own_status;
 pub(crate) mod refusals;
 pub(crate) mod removed;

@@ -2,7 +2,8 @@
 
 use crate::membership::shards::merged;
 use crate::node::Node;
-use crate::status::{CopyStatus, GroupStatus, HostStatus, ObjectStatus};
+use crate::status::{CopyStatus, GroupStatus, HostStatus, ObjectStatus, RunningCopy};
+use atoll_format::level::Level;
 use atoll_format::units::BLOCK;
 use atoll_object::CopyProgress;
 use atoll_world::{Components, Nanos, World};
@@ -72,6 +73,7 @@ impl<W: World, S: Components> Node<W, S> {
                 free_components: Some(space.free_components),
             }
         });
+        let has_old = self.level() < Level::COPIES_ONLY;
         let objects = self.0.objects.owned().into_iter().map(|o| {
             let copy = |c: &CopyProgress| CopyStatus {
                 component: c.component,
@@ -84,15 +86,18 @@ impl<W: World, S: Components> Node<W, S> {
                 seconds: c.since.as_secs_f64(),
             };
             let runs = o.resync.iter().find(|c| c.running);
+            let running_copy = has_old.then(|| RunningCopy {
+                resync_bytes_done: runs.map_or(0, |c| c.bytes_done),
+                resync_component: runs.map(|c| c.component),
+                resync_bytes_copied: runs.map_or(0, |c| c.bytes_copied),
+                resync_seconds: runs.map_or(0.0, |c| c.since.as_secs_f64()),
+            });
             ObjectStatus {
                 id: o.record.id,
                 epoch: o.record.epoch,
                 resyncing: runs.is_some(),
                 resync_bytes_left: o.resync.iter().map(|c| c.bytes_left).sum(),
-                resync_bytes_done: runs.map_or(0, |c| c.bytes_done),
-                resync_component: runs.map(|c| c.component),
-                resync_bytes_copied: runs.map_or(0, |c| c.bytes_copied),
-                resync_seconds: runs.map_or(0.0, |c| c.since.as_secs_f64()),
+                running_copy,
                 copies: o.resync.iter().map(copy).collect(),
                 no_space: o.no_space,
                 no_space_answers: o.no_space_answers,

@@ -9,6 +9,7 @@ use crate::host_board::Known;
 use crate::node::Node;
 use crate::status::HostStatus;
 use atoll_format::id::HostId;
+use atoll_format::level::Level;
 use atoll_format::record::HostRecord;
 use atoll_object::placement::{GroupView, HostView};
 use atoll_world::{Components, Nanos, World};
@@ -82,6 +83,7 @@ impl<W: World, S: Components> Node<W, S> {
             }
             match status {
                 Some(status) => {
+                    self.check_readable(id, &status);
                     self.0.silent.borrow_mut().remove(&id);
                     let now = self.world().now();
                     self.0.statuses.borrow_mut().insert(id, (now, status));
@@ -92,6 +94,17 @@ impl<W: World, S: Components> Node<W, S> {
             }
         }
         self.refresh_inventory();
+    }
+
+    /// In simulation: what hosts write to one whose release knows fewer levels, that could read.
+    fn check_readable(&self, from: HostId, status: &HostStatus) {
+        if !self.world().audits() || !self.is_published() {
+            return;
+        }
+        let (me, levels) = (self.0.config.host, self.0.config.levels);
+        let needs_old = levels.newest < Level::COPIES_ONLY;
+        let has_old = status.objects.iter().all(|object| object.running_copy.is_some());
+        assert!(!needs_old || has_old, "host {me}, of levels {levels}, cannot read {from}");
     }
 
     pub(crate) fn refresh_inventory(&self) {
