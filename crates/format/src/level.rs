@@ -1,9 +1,10 @@
 //! Feature levels: what the hosts of a cluster may write.
 //!
-//! A release knows a range of levels. A cluster is at one of them, which its record in the directory
-//! names. A host writes nothing that is above the cluster's level, so that hosts of two releases can
-//! run side by side, and a release can be taken back. An administrator raises the level once every
-//! host knows the next one; it never falls. `docs/formats.md` has what each level brings.
+//! A release knows a range of levels. A cluster is at one of them, which its record in the
+//! directory names. A host writes nothing that is above the cluster's level, so that hosts of two
+//! releases can run side by side, and a release can be taken back. An administrator raises the
+//! level once every host knows the next one; it never falls. `docs/formats.md` has what each level
+//! brings.
 
 use serde::{Deserialize, Serialize};
 

@@ -204,7 +204,8 @@ impl LevelsRecord {
         Self { version: RECORD_VERSION, incarnation, oldest, newest }
     }
 
-    /// What the life `incarnation` of a host knows, of which `value` is the record, if there is one.
+    /// What the life `incarnation` of a host knows, of which `value` is the record, if there is
+    /// one.
     pub fn read(value: Option<&[u8]>, incarnation: Incarnation) -> Levels {
         Self::of(value.and_then(|value| serde_json::from_slice(value).ok()), incarnation)
     }

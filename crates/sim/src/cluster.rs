@@ -13,8 +13,8 @@ use crate::executor::Executor;
 use crate::fault::{FaultKind, Plan};
 use crate::machines::Machines;
 use crate::pattern::{self, SECTOR};
+use crate::releases::Releases;
 use crate::rng::Rng;
-use crate::upgrade::Releases;
 use crate::workload::{Book, Instead, Mix};
 use crate::world::SimWorld;
 use atoll_format::id::{

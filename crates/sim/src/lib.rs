@@ -20,7 +20,7 @@
 //! | [`storage`], [`reference_store`] | what a host keeps its components on |
 //! | [`scenario`] | one scenario, told in a text file with its expected trace |
 //! | [`run`] | one seed, many seeds, the report |
-//! | `upgrade` | hosts of two releases in one run |
+//! | `releases`, `upgrade` | hosts of two releases in one run |
 //! | [`reach`] | which of many seeds are worth a run |
 //! | [`scale`] | without faults: what a cluster of given hardware does, and what binds it |
 //! | [`fault::subset`], [`shrink`] | a part of what a seed does; the least that still fails |
@@ -52,6 +52,7 @@ pub mod pattern;
 pub mod reach;
 pub mod reference_store;
 pub mod regressions;
+mod releases;
 pub mod rng;
 pub mod run;
 pub mod scale;

@@ -13,24 +13,11 @@ use atoll_format::record::{self, HostRecord, LevelsRecord, key};
 use atoll_node::{Ended, JoinError, ManageError, Node, find_or_found};
 use atoll_world::directory::Entry;
 use atoll_world::{Nanos, World, sometimes};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 
 /// How often a program that waits for the directory asks it again.
 const RETRY_EVERY: Nanos = Nanos::from_ms(500);
 /// Once all hosts have the newer release, and nothing goes wrong, the level is raised within this.
 const RAISED_WITHIN: Nanos = Nanos::from_secs(120);
-
-/// Who has which release, and the level that the cluster was seen at.
-#[derive(Default)]
-pub(crate) struct Releases {
-    /// Hosts whose present life has the older one.
-    old: RefCell<BTreeSet<u16>>,
-    /// Hosts on which the older one does not run any more.
-    refused: RefCell<BTreeSet<u16>>,
-    /// The highest level that the directory has had.
-    level: Cell<Level>,
-}
 
 impl<T: Storage> Cluster<T> {
     /// The level of the cluster when a run begins.

@@ -1,5 +1,6 @@
 //! Hosts that are removed for good, in virtual time: under load, by a host that dies meanwhile, and
-//! while the removed one comes back at any moment of it. And a host that comes back changed, with another release too.
+//! while the removed one comes back at any moment of it. And a host that comes back changed, with
+//! another release too.
 
 use atoll_format::id::{ClusterId, Incarnation};
 use atoll_format::level::{Level, Levels};

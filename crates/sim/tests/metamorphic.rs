@@ -102,6 +102,7 @@ fn play_on<T: Storage>(machines: &Machines, history: u64, made: Made, storage: T
         stride: 1,
         calm: false,
         diskless: false,
+        upgraded: false,
         emptied: false,
         shards: Shards::UpTo(1),
         history: Some(history),

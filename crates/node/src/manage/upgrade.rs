@@ -165,6 +165,8 @@ impl<W: World, S: Components> Node<W, S> {
         let level = cluster.level;
         let next = self.next_level(level, hosts.iter().map(|host| host.levels));
         let upgrade = Upgrade { level, next, newest: self.0.config.levels.newest, hosts };
+        assert!(next >= level, "a level falls from {level} to {next}");
+        assert!(compares.len() > upgrade.hosts.len(), "a host that is not compared");
         let is_whole = seen_at >= of_cluster.modified;
         Ok(Look { upgrade, cluster, compares, is_whole })
     }

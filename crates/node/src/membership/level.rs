@@ -1,7 +1,7 @@
 //! The cluster's feature level, as this host knows it.
 //!
-//! Invariants: within a life of a host the level never falls; a life whose release does not know the
-//! level has ended.
+//! Invariants: within a life of a host the level never falls; a life whose release does not know
+//! the level has ended.
 
 use crate::event_log::{About, Severity};
 use crate::node::{Ended, Node};
@@ -21,6 +21,7 @@ impl<W: World, S: Components> Node<W, S> {
     /// The cluster is at that level, or was.
     pub(crate) fn take_level(&self, level: Level) -> Result<(), Unknown> {
         let (before, known) = (self.0.level.get(), self.0.config.levels);
+        assert!(before <= known.newest, "a life at level {before}, which knows {known}");
         if level > known.newest {
             self.end_for(level);
             return Err(Unknown);
@@ -46,5 +47,6 @@ impl<W: World, S: Components> Node<W, S> {
         );
         self.note(Severity::Error, "level-unknown", About::host(self.0.config.host), message);
         self.end_as(Ended::Level(level));
+        assert!(self.0.stopping.get(), "a host goes on at a level that it does not know");
     }
 }
