@@ -69,7 +69,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
     let peers = net.addresses().iter().map(ToString::to_string).collect();
     let client = DirectoryClient::connect(directory).await.unwrap();
     let world = shard::world(net, HostDirectory::Embedded(client)).unwrap();
-    let (cluster, _) = find_or_found(&world, None, Levels::BEFORE).await.unwrap();
+    let (cluster, _) = find_or_found(&world, None, Levels::KNOWN).await.unwrap();
     let config = NodeConfig {
         cluster: cluster.id,
         host: HostId(2),
@@ -78,7 +78,7 @@ async fn start_old(directory: &Path, data: &Path) -> HostNode {
         peers,
         api: String::new(),
         release: OLD.into(),
-        levels: Levels::BEFORE,
+        levels: Levels::KNOWN,
     };
     std::fs::create_dir_all(data).unwrap();
     let (files, events, _) = EventFiles::open(data, HostId(2));
