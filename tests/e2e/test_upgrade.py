@@ -16,7 +16,7 @@ from harness import ATOLL, ClusterTest, Stack, free_ports, row, run, wait_until
 from load import Load
 from machines import Machines
 from nbd import Client
-from previous import NoHistory, binary
+from previous import NoHistory, present
 from process import end
 
 HOSTS = (1, 2, 3)
@@ -131,7 +131,7 @@ class Upgrade(ClusterTest):
 
     def setUp(self):
         try:
-            self.old, self.new = binary(), os.path.abspath(ATOLL)
+            self.old, self.new = present(), os.path.abspath(ATOLL)
         except NoHistory as why:
             self.skipTest(f"there is no previous release: {why}")
         self.stack = Stack()
