@@ -34,7 +34,7 @@ impl<T: Storage> Cluster<T> {
         let releases = self.releases();
         releases.old.borrow_mut().remove(&host);
         let is_new = self.machines().has_healed() || releases.refused.borrow().contains(&host);
-        if is_new || world.random() % 2 == 0 {
+        if is_new || world.random().is_multiple_of(2) {
             return Levels::KNOWN;
         }
         loop {
