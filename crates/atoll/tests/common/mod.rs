@@ -221,6 +221,7 @@ impl Control for Fake {
     }
     async fn cluster(&self) -> ControlResult<Cluster> {
         self.wait().await;
+        let state = self.0.lock().unwrap();
         Ok(Cluster {
             id: "00000000000000c1".into(),
             name: "demo".into(),
@@ -228,8 +229,8 @@ impl Control for Fake {
             answered_by: "host1".into(),
             repair_delay_s: 3_600,
             resync_floor_bytes: 1 << 20,
-            promised_limit_percent: self.0.lock().unwrap().promised_limit.unwrap_or(1000),
-            level: 1 + u16::from(self.0.lock().unwrap().raised),
+            promised_limit_percent: state.promised_limit.unwrap_or(1000),
+            level: 1 + u16::from(state.raised),
         })
     }
     async fn upgrade(&self) -> ControlResult<Upgrade> {
