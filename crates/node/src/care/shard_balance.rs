@@ -28,7 +28,7 @@ impl<W: World, S: Components> Node<W, S> {
         while !self.0.stopping.get() {
             self.world().sleep(SPAN).await;
             let (after, now) = (self.all_work(), self.world().now());
-            let found = next_move(&before, &after, now.since(began));
+            let found = next_move(&before, &after, now.since(began), wanted);
             (before, began) = (after, now);
             match found {
                 Some(found) if wanted.replace(found) == Some(found) => {

@@ -29,11 +29,14 @@ pub(crate) struct Move {
     pub to: u8,
 }
 
-/// The move that evens out best what was done within `span`, between two looks at all shards.
+/// The move that evens out best what was done within `span`, between two looks at all shards; the
+/// one that was `wanted` before, if it does that about as well: of two volumes with the same load
+/// another one is ahead each time.
 pub(crate) fn next_move(
     before: &BTreeMap<u8, ShardWork>,
     after: &BTreeMap<u8, ShardWork>,
     span: Nanos,
+    wanted: Option<Move>,
 ) -> Option<Move> {
     assert!(span > Nanos::ZERO, "two looks at the same time");
     let busy = |shard: &u8| {
@@ -54,6 +57,10 @@ pub(crate) fn next_move(
         Some((full - share).max(room + share))
     };
     let best = is.keys().filter_map(|id| Some((fuller(id)?, *id))).min()?;
+    let again = wanted.filter(|wanted| (wanted.from, wanted.to) == (from, to));
+    let again = again.filter(|wanted| is.contains_key(&wanted.object));
+    let again = again.and_then(|wanted| Some((fuller(&wanted.object)?, wanted.object)));
+    let best = again.filter(|again| again.0 <= best.0 + GAIN_MIN).unwrap_or(best);
     (best.0 + GAIN_MIN <= full).then_some(Move { object: best.1, from, to })
 }
 
@@ -74,7 +81,7 @@ mod tests {
 
     fn chosen(shards: &[(u64, &[(u64, u64)])]) -> Option<(u64, u8, u8)> {
         let [before, after] = looks(shards);
-        let chosen = next_move(&before, &after, SPAN);
+        let chosen = next_move(&before, &after, SPAN, None);
         chosen.map(|Move { object, from, to }| (object.0, from, to))
     }
 
@@ -97,13 +104,26 @@ mod tests {
     }
 
     #[test]
+    fn of_two_that_are_about_equal_the_one_that_was_wanted_stays_wanted() {
+        let chosen = |ops: &[(u64, u64)], wanted: u64| {
+            let [before, after] = looks(&[(1_000, ops), (200, &[])]);
+            let wanted = Move { object: ObjectId(wanted), from: 0, to: 1 };
+            next_move(&before, &after, SPAN, Some(wanted)).map(|found| found.object.0)
+        };
+        assert_eq!(chosen(&[(1, 510), (2, 490)], 1), Some(1));
+        assert_eq!(chosen(&[(1, 510), (2, 490)], 2), Some(2));
+        assert_eq!(chosen(&[(1, 700), (2, 300)], 1), Some(2), "900 and 700: it is better");
+        assert_eq!(chosen(&[(1, 510), (2, 490)], 3), Some(2), "it is owned elsewhere now");
+    }
+
+    #[test]
     fn what_was_not_seen_before_does_not_count() {
         let [mut before, after] = looks(&[(1_000, &[(1, 500), (2, 500)]), (100, &[])]);
         // A volume that came since: what it has done is not all of this span.
         before.get_mut(&0).unwrap().ops.remove(&ObjectId(1));
-        assert_eq!(next_move(&before, &after, SPAN), None);
+        assert_eq!(next_move(&before, &after, SPAN, None), None);
         let [mut before, after] = looks(&[(1_000, &[(1, 500), (2, 500)]), (100, &[])]);
         before.remove(&1);
-        assert_eq!(next_move(&before, &after, SPAN), None, "the other has just begun");
+        assert_eq!(next_move(&before, &after, SPAN, None), None, "the other has just begun");
     }
 }
